@@ -1,4 +1,4 @@
-# The commands for users. `make demo` and `make test` install everything that they need.
+# The commands of this project. `make demo` and `make test` install everything that they need.
 PY := .venv/bin/python
 PYTEST_ARGS ?=
 

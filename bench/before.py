@@ -80,7 +80,7 @@ def figures(measured: dict[str, Any]) -> dict[str, float]:
 def cpu(measured: dict[str, Any]) -> dict[str, float]:
     workloads = {name: facts for name, facts in measured.items() if isinstance(facts, dict)}
     return {
-        f"{name}: {side}, ms for each": facts["cpu ms"][side] for name, facts in workloads.items() for side in SIDES
+        f"{name}: {side}, ms per unit": facts["cpu ms"][side] for name, facts in workloads.items() for side in SIDES
     }
 
 

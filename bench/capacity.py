@@ -115,7 +115,7 @@ async def measured(server: Server, orchestrators: int, workers: int, options: ar
             async with connected(dsn, pids | simulated) as platform:
                 await platform.run("chain1")
                 await platform.run("fan", jobs=FANS, count=20)
-                await _all_workers(platform, workers)
+                await _wait_for_workers(platform, workers)
                 tasks = await _rate(server, platform, options.tasks, "fan", jobs=FANS, count=options.tasks // FANS)
                 jobs = await _rate(server, platform, options.jobs, f"chain{ours.JOB_STEPS}", jobs=options.jobs)
     finally:
@@ -137,8 +137,8 @@ async def connected(dsn: str, pids: dict[str, int]) -> AsyncIterator[ours.Platfo
                 await close()
 
 
-async def _all_workers(platform: ours.Platform, count: int) -> None:
-    await platform.until("SELECT count(*) >= %s /* bench look */ FROM dagapp.workers", count)
+async def _wait_for_workers(platform: ours.Platform, count: int) -> None:
+    await platform.until("SELECT count(*) >= %s /* bench query */ FROM dagapp.workers", count)
 
 
 async def _rate(server: Server, platform: ours.Platform, units: int, workflow: str, **inputs: Any) -> dict[str, Any]:
@@ -151,9 +151,9 @@ async def _rate(server: Server, platform: ours.Platform, units: int, workflow: s
         "seconds": round(seconds, 2),
         "connections": samples.connections,
         **_cores(spent, seconds),
-        "commits each": round(spent.commits / units, 3),
-        "WAL bytes each": round(spent.wal_bytes / units),
-        "milliseconds of PostgreSQL each": round(1000 * spent.postgres_seconds / units, 3),
+        "commits per unit": round(spent.commits / units, 3),
+        "WAL bytes per unit": round(spent.wal_bytes / units),
+        "PostgreSQL CPU ms per unit": round(1000 * spent.postgres_seconds / units, 3),
         "active sessions": samples.shares(),
         "slowest statements": [
             [statement.query.split("\n")[0][:60], round(statement.milliseconds)] for statement in spent.top[:3]

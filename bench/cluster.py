@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.dask_cluster import DaskCluster
 
 AVERAGE_SECONDS = 0.125
-RUNNING = "SELECT count(*) /* bench look */ FROM dagapp.dag_tasks WHERE status = 'running'"
+RUNNING = "SELECT count(*) /* bench query */ FROM dagapp.dag_tasks WHERE status = 'running'"
 
 
 def workflow(seconds: float | None) -> str:
@@ -105,10 +105,10 @@ async def measured(server: Server, dask: DaskCluster, count: int, options: argpa
         "tasks": options.tasks,
         "seconds": round(seconds, 2),
         "tasks per second": round(options.tasks / seconds, 1),
-        "of the ideal": round(options.tasks / seconds / (slots / (options.seconds or AVERAGE_SECONDS)), 2),
+        "share of the ideal rate": round(options.tasks / seconds / (slots / (options.seconds or AVERAGE_SECONDS)), 2),
         "most running at one time": most[0],
         "most child processes at one time": most[1],
-        "CPU milliseconds each": {name: round(1000 * value / options.tasks, 2) for name, value in used.items()},
+        "CPU ms per task": {name: round(1000 * value / options.tasks, 2) for name, value in used.items()},
     }
 
 

@@ -35,8 +35,8 @@ from typing import Any, Protocol
 import ours
 import parts
 from judge import Target, targets
+from peer_processes import DURABLE, NAMES, make_environments, running_peer
 from report import show
-from rivals import DURABLE, NAMES, make_environments, rival
 from server import Server, Spent, peak_megabytes, private_server
 
 PARTS = ("compare", "large", "orchestrators", "idle", "backlog", "start", "profile")
@@ -58,24 +58,24 @@ class Contender(Protocol):
     async def jobs(self, count: int) -> float: ...
 
 
-async def contend(server: Server, who: Contender, scale: float) -> dict[str, float]:
+async def measure_contender(server: Server, contender: Contender, scale: float) -> dict[str, float]:
     few, many, jobs = int(1_000 * scale), int(10_000 * scale), int(200 * scale)
-    await who.fan(200)  # warm: plans, caches, pages
-    small = await who.fan(few)
-    with server.metered(who.database, who.pids) as spent:
-        large = await who.fan(many)
-    chains = statistics.median([await who.chain() for _ in range(CHAINS)])
-    await who.jobs(20)
+    await contender.fan(200)  # warm-up: plans, caches, pages
+    small = await contender.fan(few)
+    with server.metered(contender.database, contender.pids) as spent:
+        large = await contender.fan(many)
+    chains = statistics.median([await contender.chain() for _ in range(CHAINS)])
+    await contender.jobs(20)
     measured = {
         "fan_out tasks/s N=1,000": few / small,
         "fan_out tasks/s N=10,000": many / large,
         "chain ms/step": 1000 * chains / ours.CHAIN_STEPS,
-        "small_jobs/s": jobs / await who.jobs(jobs),
-        "MB, all processes": sum(peak_megabytes(pid) for pid in who.pids.values()),
+        "small_jobs/s": jobs / await contender.jobs(jobs),
+        "MB, all processes": sum(peak_megabytes(pid) for pid in contender.pids.values()),
         **per_task(spent, many),
     }
     print(
-        f"  {who.name:14} fan_out {measured['fan_out tasks/s N=1,000']:6.0f}"
+        f"  {contender.name:14} fan_out {measured['fan_out tasks/s N=1,000']:6.0f}"
         f" and {measured['fan_out tasks/s N=10,000']:6.0f} tasks/s"
         f"   chain {measured['chain ms/step']:6.2f} ms/step   small_jobs {measured['small_jobs/s']:5.0f} jobs/s",
         flush=True,
@@ -101,29 +101,31 @@ async def compare(server: Server, peers: list[str], rounds: int, scale: float) -
     ours.new_database(server)
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", flush=True)
-        keep(references, "pgbench tps", server.pgbench(3))
-        keep(references, "claim + complete in batches of 50, tasks/s", server.floor(int(20_000 * scale), 50))
-        keep(references, "claim + complete one by one, tasks/s", server.floor(int(2_000 * scale), 1))
+        add_value(references, "pgbench tps", server.pgbench(3))
+        add_value(references, "claim + complete in batches of 50, tasks/s", server.floor(int(20_000 * scale), 50))
+        add_value(references, "claim + complete one by one, tasks/s", server.floor(int(2_000 * scale), 1))
         for peer in peers or [None]:
             theirs: dict[str, float] = {}
             if peer is not None:
-                with rival(server, peer) as running:
-                    theirs = await contend(server, running, scale)
+                with running_peer(server, peer) as running:
+                    theirs = await measure_contender(server, running, scale)
             async with ours.platform(server) as running:
-                mine = await contend(server, running, scale)
+                mine = await measure_contender(server, running, scale)
             server.settle(ours.DATABASE)
             for name, value in mine.items():
-                keep(figures.setdefault("dagmaster", {}), name, value)
+                add_value(figures.setdefault("dagmaster", {}), name, value)
             for name, value in theirs.items():
-                keep(figures.setdefault(str(peer), {}), name, value)
-                keep(ratios.setdefault(str(peer), {}), name, mine[name] / value)
+                add_value(figures.setdefault(str(peer), {}), name, value)
+                add_value(ratios.setdefault(str(peer), {}), name, mine[name] / value)
         for name in ("fan_out tasks/s N=10,000", "small_jobs/s"):
             last = figures["dagmaster"][name][-max(1, len(peers)) :]
-            keep(references, f"dagmaster {name} over pgbench", statistics.median(last) / references["pgbench tps"][-1])
+            add_value(
+                references, f"dagmaster {name} over pgbench", statistics.median(last) / references["pgbench tps"][-1]
+            )
     return {"figures": figures, "ratios": ratios, "references": references, "history": await ours.verified(server)}
 
 
-def keep(figures: Figures, name: str, value: float) -> None:
+def add_value(figures: Figures, name: str, value: float) -> None:
     figures.setdefault(name, []).append(value)
 
 
@@ -208,7 +210,7 @@ async def main() -> int:
     options = arguments()
     versions = make_environments(options.peers) if "compare" in options.parts else {}
     with private_server() as server:
-        versions_of_server = server.one("SHOW server_version")[0]
+        versions_of_server = server.row("SHOW server_version")[0]
         measured = await measure(server, options, versions)
     measured["postgres"] = versions_of_server
     judged = targets(measured, DURABLE)

@@ -30,7 +30,7 @@ def targets(measured: dict[str, Any], durable: Sequence[str]) -> list[Target]:
     """The targets of the parts that this run has measured."""
     return [
         *(_promised(measured["compare"]) if "compare" in measured else ()),
-        *(_beside_peers(measured["compare"], durable) if "compare" in measured else ()),
+        *(_compared_with_peers(measured["compare"], durable) if "compare" in measured else ()),
         *(_per_task(measured["compare"]["figures"]["dagmaster"]) if "compare" in measured else ()),
         *(_alone(measured)),
         Target("findings of verify-history", sum(_findings(measured)), 0, at_least=False),
@@ -40,25 +40,27 @@ def targets(measured: dict[str, Any], durable: Sequence[str]) -> list[Target]:
 def _promised(compare: dict[str, Any]) -> Iterator[Target]:
     figures, references = compare["figures"]["dagmaster"], compare.get("references", {})
     if over := references.get("dagmaster fan_out tasks/s N=10,000 over pgbench"):
-        yield Target("fan_out N=10,000 tasks/s over pgbench tps", middle(over), 1.0, at_least=True)
-    small, large = middle(figures["fan_out tasks/s N=1,000"]), middle(figures["fan_out tasks/s N=10,000"])
+        yield Target("fan_out N=10,000 tasks/s over pgbench tps", median(over), 1.0, at_least=True)
+    small, large = median(figures["fan_out tasks/s N=1,000"]), median(figures["fan_out tasks/s N=10,000"])
     yield Target("fan_out cost per task, N=10,000 over N=1,000", small / large, 1.3, at_least=False)
-    yield Target("chain ms per step", middle(figures["chain ms/step"]), 10.0, at_least=False)
-    yield Target("small_jobs/s", middle(figures["small_jobs/s"]), 200.0, at_least=True)
+    yield Target("chain ms per step", median(figures["chain ms/step"]), 10.0, at_least=False)
+    yield Target("small_jobs/s", median(figures["small_jobs/s"]), 200.0, at_least=True)
 
 
-def _beside_peers(compare: dict[str, Any], durable: Sequence[str]) -> Iterator[Target]:
+def _compared_with_peers(compare: dict[str, Any], durable: Sequence[str]) -> Iterator[Target]:
     ratios, fan_out = compare["ratios"], "fan_out tasks/s N=10,000"
     if "pgqueuer" in ratios:
         yield Target(
-            "fan_out N=10,000 over pgqueuer", middle(ratios["pgqueuer"][fan_out]), 1.0, at_least=True, moonshot=2.0
+            "fan_out N=10,000 over pgqueuer", median(ratios["pgqueuer"][fan_out]), 1.0, at_least=True, moonshot=2.0
         )
-    if rivals := [middle(ratios[name][fan_out]) for name in durable if name in ratios]:
-        yield Target("fan_out N=10,000 over the best durable engine", min(rivals), 8.0, at_least=True, moonshot=20.0)
+    if durable_ratios := [median(ratios[name][fan_out]) for name in durable if name in ratios]:
+        yield Target(
+            "fan_out N=10,000 over the best durable engine", min(durable_ratios), 8.0, at_least=True, moonshot=20.0
+        )
     if "procrastinate" in ratios:
-        yield Target("chain over procrastinate", middle(ratios["procrastinate"]["chain ms/step"]), 1.3, at_least=False)
+        yield Target("chain over procrastinate", median(ratios["procrastinate"]["chain ms/step"]), 1.3, at_least=False)
     if "pgqueuer" in ratios:
-        chain, small_jobs = middle(ratios["pgqueuer"]["chain ms/step"]), middle(ratios["pgqueuer"]["small_jobs/s"])
+        chain, small_jobs = median(ratios["pgqueuer"]["chain ms/step"]), median(ratios["pgqueuer"]["small_jobs/s"])
         yield Target("small_jobs over pgqueuer", small_jobs, 1.0, at_least=True, moonshot=4.0)
         if "procrastinate" not in ratios:
             return
@@ -73,12 +75,12 @@ def _per_task(figures: dict[str, list[float]]) -> Iterator[Target]:
         ("PostgreSQL CPU ms/task", 0.3),
         ("Python CPU ms/task", 0.15),
     ):
-        yield Target(f"fan_out N=10,000, {name}", middle(figures[name]), limit, at_least=False, moonshot=limit / 2)
+        yield Target(f"fan_out N=10,000, {name}", median(figures[name]), limit, at_least=False, moonshot=limit / 2)
 
 
 def _alone(measured: dict[str, Any]) -> Iterator[Target]:
     if large := measured.get("large"):
-        cost = middle(large["large_fan_out cost per task over that at 1,000"])
+        cost = median(large["large_fan_out cost per task over that at 1,000"])
         yield Target("large_fan_out cost per task, N=100,000 over N=1,000", cost, 1.3, at_least=False, moonshot=1.0)
         for role in ("orchestrator", "worker"):
             yield Target(
@@ -86,7 +88,7 @@ def _alone(measured: dict[str, Any]) -> Iterator[Target]:
             )
     if orchestrators := measured.get("orchestrators"):
         yield Target(
-            "orchestrators, three over one", middle(orchestrators["orchestrators, three over one"]), 1.0, at_least=True
+            "orchestrators, three over one", median(orchestrators["orchestrators, three over one"]), 1.0, at_least=True
         )
     if idle := measured.get("idle"):
         for when in ("empty", "after 10,000 jobs"):
@@ -98,7 +100,7 @@ def _alone(measured: dict[str, Any]) -> Iterator[Target]:
     if backlog := measured.get("backlog"):
         for name, values in backlog.items():
             if name.endswith(", over empty tables"):
-                yield Target(name, middle(values), 0.8, at_least=True)
+                yield Target(name, median(values), 0.8, at_least=True)
     if profile := measured.get("profile"):
         yield Target("raster libraries in the orchestrator", len(profile["orchestrator imports"]), 0, at_least=False)
     if steady := measured.get("steady"):
@@ -114,5 +116,5 @@ def _findings(measured: dict[str, Any]) -> Iterator[float]:
             yield part.get("history", {}).get("findings", 0)
 
 
-def middle(values: Sequence[float]) -> float:
+def median(values: Sequence[float]) -> float:
     return statistics.median(values)

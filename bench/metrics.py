@@ -38,7 +38,7 @@ def nanoseconds(call: Callable[[], object], rounds: int = ROUNDS) -> float:
     return best
 
 
-def in_the_process() -> None:
+def measure_process() -> None:
     metrics = RequestMetrics("bench")
     for number in range(150):
         metrics.end("GET", 200, 0.01, f"/route/{number}")
@@ -48,20 +48,20 @@ def in_the_process() -> None:
         metrics.begin()
         metrics.end("GET", 200, 0.01, "/route/7")
 
-    def off() -> None:
+    def open_span() -> None:
         with traces.span("off", a=1):
             pass
 
     print(f"one request          {nanoseconds(request):8.0f} ns")
     print(f"one task             {nanoseconds(lambda: durations.observe(('echo', 'succeeded'), 0.01)):8.0f} ns")
-    print(f"one span, traces off {nanoseconds(off):8.0f} ns")
+    print(f"one span, traces off {nanoseconds(open_span):8.0f} ns")
     print(f"one scrape in memory {nanoseconds(metrics.response, 20) / 1e6:8.2f} ms, 150 routes")
     traces.configure("bench", "http://127.0.0.1:9")
-    print(f"one span, traces on  {nanoseconds(off, 20_000):8.0f} ns, the collector is down")
+    print(f"one span, traces on  {nanoseconds(open_span, 20_000):8.0f} ns, the collector is down")
     traces.shutdown()
 
 
-async def of_the_database(dsn: str, count: int) -> None:
+async def measure_database(dsn: str, count: int) -> None:
     job_id = uuid4()
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute("SET session_replication_role = replica")
@@ -91,13 +91,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--waiting", type=int, default=0, metavar="N", help="waiting tasks in the database")
     waiting: int = parser.parse_args().waiting
-    in_the_process()
+    measure_process()
     if waiting:
         with private_server() as server:
             dsn = server.fresh("metrics")
             deploy(dsn)
             print(f"with {waiting} waiting tasks:")
-            asyncio.run(of_the_database(dsn, waiting))
+            asyncio.run(measure_database(dsn, waiting))
 
 
 if __name__ == "__main__":

@@ -99,25 +99,25 @@ class Platform:
 
     async def finished(self, ids: list[UUID]) -> None:
         await self.until(
-            "SELECT count(*) = 0 /* bench look */ FROM dagapp.dag_jobs"
+            "SELECT count(*) = 0 /* bench query */ FROM dagapp.dag_jobs"
             " WHERE job_id = ANY (%s) AND completed_at IS NULL",
             ids,
         )
-        (good,) = await self.one(
-            "SELECT count(*) /* bench look */ FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND status = 'completed'",
+        (completed,) = await self.row(
+            "SELECT count(*) /* bench query */ FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND status = 'completed'",
             ids,
         )
-        if good != len(ids):
-            raise SystemExit(f"bench: {len(ids) - good} of {len(ids)} jobs did not complete")
+        if completed != len(ids):
+            raise SystemExit(f"bench: {len(ids) - completed} of {len(ids)} jobs did not complete")
 
     async def until(self, sql: str, *values: Any) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not (await self.one(sql, *values))[0]:
+        while not (await self.row(sql, *values))[0]:
             if time.monotonic() > deadline:
-                raise SystemExit(f"bench: not true after {PATIENCE_SECONDS} s: {sql}")
+                raise SystemExit(f"bench: the condition was not met within {PATIENCE_SECONDS} s: {sql}")
             await asyncio.sleep(self.poll_seconds)
 
-    async def one(self, sql: str, *values: Any) -> tuple[Any, ...]:
+    async def row(self, sql: str, *values: Any) -> tuple[Any, ...]:
         row = await (await self.connection.execute(sql, values)).fetchone()
         assert row is not None
         return row

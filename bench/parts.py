@@ -137,7 +137,7 @@ async def _strand(ours: Platform, count: int) -> None:
     await ours.submit("stuck", count=count)
     await ours.until("SELECT count(*) >= %s FROM dagapp.dag_tasks WHERE queue = %s", count, UNSERVED)
     await ours.connection.execute(
-        "UPDATE dagapp.dag_tasks SET queue = %s, handler = 'nobody_has_this' WHERE queue = %s", [QUEUE, UNSERVED]
+        "UPDATE dagapp.dag_tasks SET queue = %s, handler = 'no_worker_has_this' WHERE queue = %s", [QUEUE, UNSERVED]
     )
 
 

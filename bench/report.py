@@ -171,7 +171,7 @@ def page(measured: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def renew(text: str, measured: dict[str, Any]) -> str:
+def update_page(text: str, measured: dict[str, Any]) -> str:
     before, _, following = text.partition(BEGIN)
     _, mark, after = following.partition(END)
     if not mark:
@@ -190,7 +190,7 @@ def main() -> None:
     if not is_whole(measured):
         print(f"report: {PAGE.name} is not changed, because this was not a complete run")
         return
-    PAGE.write_text(renew(PAGE.read_text(), measured))
+    PAGE.write_text(update_page(PAGE.read_text(), measured))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ STATEMENTS = """
     SELECT s.query, s.calls, s.total_exec_time, s.rows
       FROM pg_stat_statements s
       JOIN pg_database d ON d.oid = s.dbid
-     WHERE d.datname = %s AND s.query !~ 'bench look'
+     WHERE d.datname = %s AND s.query !~ 'bench query'
      ORDER BY s.total_exec_time DESC
 """
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -64,7 +64,7 @@ class Server:
         self.admin = psycopg.connect(cluster.dsn_of("postgres"), autocommit=True)
         self.admin.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
 
-    def one(self, sql: str, *values: Any) -> tuple[Any, ...]:
+    def row(self, sql: str, *values: Any) -> tuple[Any, ...]:
         row = self.admin.execute(sql, values).fetchone()
         assert row is not None
         return row
@@ -106,7 +106,7 @@ class Server:
 
     def _counters(self) -> tuple[int, int]:
         """Transactions that wrote, and bytes of WAL, read together. They are exact, unlike statistics of commits."""
-        return self.one(  # type: ignore[return-value]
+        return self.row(  # type: ignore[return-value]
             "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
             "(pg_current_wal_insert_lsn() - '0/0')::bigint"
         )

@@ -27,13 +27,13 @@ from simulated_workers import simulated_workers
 CURVE = (1, 1, 1, 1, 1, 2, 3, 5, 7, 9, 9, 8, 6, 7, 8, 8, 7, 5, 3, 2, 2, 2, 1, 1)
 CHILDREN = 100
 KEPT_SHARE = 1 / 3
-SIZE = "SELECT pg_database_size(current_database()), (SELECT count(*) FROM dagapp.dag_jobs) /* bench look */"
+SIZE = "SELECT pg_database_size(current_database()), (SELECT count(*) FROM dagapp.dag_jobs) /* bench query */"
 LATENCIES = """
-    SELECT job_id, extract(epoch FROM completed_at - created_at)::float /* bench look */
+    SELECT job_id, extract(epoch FROM completed_at - created_at)::float /* bench query */
       FROM dagapp.dag_jobs
      WHERE completed_at IS NOT NULL
 """
-BACKLOG = "SELECT count(*) /* bench look */ FROM dagapp.dag_tasks WHERE status = 'queued'"
+BACKLOG = "SELECT count(*) /* bench query */ FROM dagapp.dag_tasks WHERE status = 'queued'"
 
 
 async def main() -> None:
@@ -89,12 +89,12 @@ async def simulated(server: Server, day_seconds: float, options: argparse.Namesp
         "seconds": round(seconds, 1),
         "tasks of a day at these rates": round(tasks * 86_400 / day_seconds),
         "connections": samples.connections,
-        "milliseconds each": {
+        "CPU ms per task": {
             "PostgreSQL": round(1000 * spent.postgres_seconds / tasks, 3),
             "orchestrators": round(1000 * orchestrators / tasks, 3),
             "workers": round(1000 * (sum(spent.process_seconds.values()) - orchestrators) / tasks, 3),
         },
-        "WAL bytes each": round(spent.wal_bytes / tasks),
+        "WAL bytes per task": round(spent.wal_bytes / tasks),
         **observer.figures(),
     }
 
@@ -126,9 +126,9 @@ class Observer:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._pause)
-            size, jobs = await self._platform.one(SIZE)
+            size, jobs = await self._platform.row(SIZE)
             self.sizes.append((size, jobs))
-            self.backlogs.append((await self._platform.one(BACKLOG))[0])
+            self.backlogs.append((await self._platform.row(BACKLOG))[0])
             rows = await (await self._platform.connection.execute(LATENCIES)).fetchall()
             self.latencies.update(dict(rows))
 

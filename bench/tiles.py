@@ -270,15 +270,15 @@ def spread(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
-def print_row(way: Way, beside: Way | None) -> None:
+def print_row(way: Way, reference: Way | None) -> None:
     p50, p95 = statistics.median(way.p50), statistics.median(way.p95)
     line = f"  {way.name:<7} p50 {p50:6.1f} ms   p95 {p95:6.1f} ms   processor {way.processor:6.1f} ms"
-    if beside is not None:
-        half = [one / other for one, other in zip(way.p50, beside.p50, strict=True)]
-        most = [one / other for one, other in zip(way.p95, beside.p95, strict=True)]
+    if reference is not None:
+        half = [one / other for one, other in zip(way.p50, reference.p50, strict=True)]
+        most = [one / other for one, other in zip(way.p95, reference.p95, strict=True)]
         line += (
-            f"   / {beside.name}: p50 {spread(half)}, p95 {spread(most)},"
-            f" processor {way.processor / beside.processor:.2f}"
+            f"   / {reference.name}: p50 {spread(half)}, p95 {spread(most)},"
+            f" processor {way.processor / reference.processor:.2f}"
         )
         if way.name in TARGETS:
             judged = statistics.median(most)
@@ -309,8 +309,8 @@ def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds:
     print_row(mosaic, served)
 
 
-def load_it(server: Server, dataset: str, tiles: list[Tile], clients: int, seconds: float) -> None:
-    """All clients send requests at once, each as soon as its last one was answered."""
+def measure_load(server: Server, dataset: str, tiles: list[Tile], clients: int, seconds: float) -> None:
+    """All clients send requests at once, each as soon as the previous one was answered."""
     times: list[float] = []
     errors: list[str] = []
     busy_before, until = processor_ms(server.pid), time.perf_counter() + seconds
@@ -378,7 +378,7 @@ def measure(server: Server, path: str, arguments: argparse.Namespace) -> None:
     print(f"{what}, tiles of 256 pixels, {arguments.clients} clients at once for {arguments.seconds:g} s")
     many = random_tiles(1000, arguments.size, seed=5)
     for dataset in ("whole", "parts"):
-        load_it(server, dataset, many, arguments.clients, arguments.seconds)
+        measure_load(server, dataset, many, arguments.clients, arguments.seconds)
 
 
 if __name__ == "__main__":

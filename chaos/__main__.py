@@ -43,7 +43,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--no-rasters", action="store_true", help="submit no raster jobs")
     parser.add_argument(
-        "--recovery", action="store_true", help="measure recovery times instead, with default and fast settings"
+        "--recovery", action="store_true", help="only measure recovery times, with default and with fast settings"
     )
     parser.add_argument("--times", type=int, default=3, help="with --recovery: number of measurements of each")
     parser.add_argument("--logs", type=Path, help="keep the logs of the roles and the server in this folder")

@@ -58,7 +58,7 @@ class Findings:
     history: list[str] = field(default_factory=list)
 
 
-def lay(dsn: str) -> None:
+def install(dsn: str) -> None:
     """Create the tables and triggers of the audit in a database."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         text = (Path(__file__).parent / "audit.sql").read_text()
@@ -76,7 +76,10 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
             ((row["job"], row["node"]), row["effect"]) for row in await rows_of(ACCEPTED)
         ]
         twice = [{"task": task, "effects": sorted(named)} for task, named in effects.duplicates(accepted).items()]
-        missing = [{"effect": effect, "is": "published, but never finished"} for effect in effects.unfounded(accepted)]
+        missing = [
+            {"effect": effect, "is": "published, but never finished"}
+            for effect in effects.published_unfinished(accepted)
+        ]
         findings = Findings(
             stale_writes=[
                 row

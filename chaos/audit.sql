@@ -1,4 +1,4 @@
--- Triggers record who claimed, who wrote and what was accepted, in tables beside those of the engine. They have no unique
+-- Triggers record who claimed, who wrote and what was accepted, in tables of their own. They have no unique
 -- constraints, so that violations are recorded too. The name of a session is its process and the number of its start.
 CREATE SCHEMA chaos;
 

@@ -166,8 +166,8 @@ def hungry(_ctx: SyncContext) -> int:
 
 def kill_worker(_ctx: SyncContext) -> None:
     """Kill the whole worker, as a handler does that fills the memory of the machine."""
-    keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
-    os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    supervisor_stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(supervisor_stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
     ctypes.CDLL(None).pause()
 
 
@@ -208,17 +208,17 @@ class Effects:
                 yield effect, pid
 
     def done_again(self) -> int:
-        """How often a task was finished again."""
+        """How many times a task that had finished was finished again."""
         return len(self.finished) - len({task_of(effect) for effect in self.finished})
 
     def duplicates(self, accepted: Iterable[tuple[Task, str]]) -> dict[Task, set[str]]:
-        """Tasks with more than one published effect, by accepted results or as later nodes were given them."""
+        """Tasks with several published effects, by accepted results and by the effects that later nodes were given."""
         seen = {task: set(effects) for task, effects in self.published.items()}
         for task, effect in accepted:
             seen.setdefault(task, set()).add(effect)
         return {task: effects for task, effects in seen.items() if len(effects) > 1}
 
-    def unfounded(self, accepted: Iterable[tuple[Task, str]]) -> set[str]:
+    def published_unfinished(self, accepted: Iterable[tuple[Task, str]]) -> set[str]:
         """Effects that were published, but have not finished."""
         named = {effect for effects in self.published.values() for effect in effects}
         return (named | {effect for _, effect in accepted}) - self.finished

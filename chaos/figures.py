@@ -55,17 +55,17 @@ class Outcome:
     events: int = 0
     wanted_faults: int = 0
     wanted_attempts: int = 0
-    zeros: dict[str, list[Any]] = field(default_factory=dict)
+    zeros: dict[str, list[Any]] = field(default_factory=dict)  # violations by kind; each list must be empty
 
     def problems(self) -> list[str]:
         """Why the run has failed; empty if it has not."""
         problems = [f"{name}: {len(what)}" for name, what in self.zeros.items() if what]
         if not self.fenced and not self.late_reports:
-            problems.append("no orchestrator was fenced: the faults had no effect")
+            problems.append("no orchestrator was fenced and no report was late: the faults had no effect")
         if self.faults < self.wanted_faults:
-            problems.append(f"{self.faults} faults of {self.wanted_faults}")
+            problems.append(f"{self.faults} faults, {self.wanted_faults} are required")
         if self.attempts < self.wanted_attempts:
-            problems.append(f"{self.attempts} task attempts of {self.wanted_attempts}")
+            problems.append(f"{self.attempts} task attempts, {self.wanted_attempts} are required")
         return problems
 
     def as_json(self) -> dict[str, Any]:
@@ -82,8 +82,9 @@ class Outcome:
 def report_text(outcome: Outcome) -> str:
     lines = [f"\n{'fault':24}{'times':>7}{'recovery p50':>15}{'p99':>9}{'unseen':>9}"]
     lines += [
-        f"{one.kind:24}{one.count:7}{_seconds(one.p50):>15}{_seconds(one.p99):>9}{one.unseen or '':>9}"
-        for one in outcome.recoveries
+        f"{recovery.kind:24}{recovery.count:7}{_seconds(recovery.p50):>15}{_seconds(recovery.p99):>9}"
+        f"{recovery.unseen or '':>9}"
+        for recovery in outcome.recoveries
     ]
     lines.append(f"{'all':24}{outcome.faults:7}")
     lines.append(f"\njobs by kind           {_counts(outcome.jobs)}")
@@ -115,4 +116,4 @@ def _seconds(value: float | None) -> str:
 
 
 def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda one: -one[1]))
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))

@@ -1,5 +1,5 @@
-"""Jobs of every kind in a steady stream. Each submission is repeated under its key until it is acknowledged,
-then recorded outside the system.
+"""Jobs of every kind in a steady stream. Each submission is repeated under its key until it is acknowledged, then
+recorded outside the system.
 
 The expected end of a job, and its result if it has one, are known when it is submitted.
 """

@@ -6,7 +6,7 @@ recovery time is measured on the victim:
 
     orchestrator killed or frozen     from the fault until each of its jobs has another owner, or has ended
     worker or child killed or frozen  from the fault until each of its tasks runs again, or its node has ended
-    process asked to stop             from the signal, until the same
+    process asked to stop             from the signal until the same condition holds
     link, clock                       from the end of the fault until that process has written something
     server, rows, disk                from the end of the fault until any process has written something
     message broker                    from the kill until any process has written something
@@ -34,7 +34,7 @@ from tests.engine.processes import CRASHED, Process, Role
 from chaos.effects import Effects, attempt_of, task_of
 from chaos.load import POISONS, Load
 from chaos.proxy import Link
-from chaos.testbed import SUBMITTER, Testbed, one
+from chaos.testbed import SUBMITTER, Testbed, scalar
 from dagmaster.faults import POINTS
 
 # How often each kind occurs in a round of faults. A run injects rounds one after the other, each in a random order.
@@ -120,7 +120,7 @@ class Nemesis:
         self.broken: list[str] = []  # faults that could not be injected correctly
         self.last = ""
         self._effects = effects
-        self._dice = random.Random(f"victims {seed}")
+        self._random = random.Random(f"victims {seed}")
         self._orphan_seconds = float(settings["orphan_threshold_sec"])
         self._lease_seconds = float(settings["task_lease_sec"])
         self._busy: set[str] = set()
@@ -151,7 +151,7 @@ class Nemesis:
             "disk full": self._fill_disk,
             "clock jumps": self._skew,
             "poison": self._poison,
-            "broker killed": lambda fault: self._kill_broker(fault, self._dice.uniform(0, 3)),
+            "broker killed": lambda fault: self._kill_broker(fault, self._random.uniform(0, 3)),
             "broker away": lambda fault: self._kill_broker(fault, BROKER_AWAY_SECONDS),
         }
         assert self._kinds.keys() == FAULT_COUNTS.keys() | BROKER_FAULT_COUNTS.keys()
@@ -206,21 +206,21 @@ class Nemesis:
         await self._retry(lambda: self.fleet.rows("DELETE FROM chaos.disk_full"))
         for process in self.fleet.processes:
             process.thaw()
-            self._revive(process)
+            self._restart_if_ended(process)
         await asyncio.gather(*self._watches)
 
-    async def tend(self) -> None:
-        """After the faults: start processes again that end, as a service manager would."""
+    async def restart_ended(self) -> None:
+        """After the faults: restart processes that have ended, as a service manager would."""
         await self._supervise()
 
     async def _supervise(self) -> None:
         while True:
             for process in self.fleet.processes:
                 if process.name not in self._busy:
-                    self._revive(process)
+                    self._restart_if_ended(process)
             await asyncio.sleep(0.3)
 
-    def _revive(self, process: Process) -> None:
+    def _restart_if_ended(self, process: Process) -> None:
         if process.is_running:
             return
         if process.exit_code not in _KILLED:
@@ -229,20 +229,20 @@ class Nemesis:
 
     # Victims
 
-    async def _take(self, *roles: Role) -> Process:
+    async def _take_victim(self, *roles: Role) -> Process:
         """A process without a fault; at least one process of each role stays without one."""
         deadline = time.monotonic() + FREE_SECONDS
         while time.monotonic() < deadline:
-            for role in self._dice.sample(roles, len(roles)):
+            for role in self._random.sample(roles, len(roles)):
                 free = [p for p in self.fleet.of(role) if p.name not in self._busy and p.is_running]
                 if len(free) > 1:
-                    victim = self._dice.choice(free)
+                    victim = self._random.choice(free)
                     self._busy.add(victim.name)
                     return victim
             await asyncio.sleep(0.1)
         raise NoFreeProcessError
 
-    def _let_go(self, process: Process) -> None:
+    def _release(self, process: Process) -> None:
         self._busy.discard(process.name)
 
     async def _retry(self, query: Callable[[], Awaitable[Any]]) -> Any:
@@ -291,7 +291,7 @@ class Nemesis:
 
     def _taken_over(self, jobs: list[tuple[UUID, int]]) -> Probe:
         async def probe() -> bool:
-            left = await one(
+            left = await scalar(
                 self.fleet.dsn,
                 """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
                      JOIN dagapp.dag_jobs j USING (job_id)
@@ -306,7 +306,7 @@ class Nemesis:
     def _run_again(self, tasks: list[tuple[UUID, str, int]]) -> Probe:
         async def probe() -> bool:
             jobs, nodes, attempts = zip(*tasks, strict=True)
-            left = await one(
+            left = await scalar(
                 self.fleet.dsn,
                 """SELECT count(*) FROM unnest(%s::uuid[], %s::text[], %s::int[]) AS was (job_id, node_id, attempt)
                      JOIN dagapp.dag_jobs j USING (job_id)
@@ -324,58 +324,58 @@ class Nemesis:
         return probe
 
     async def _now(self) -> datetime:
-        now: datetime = await self._retry(lambda: one(self.fleet.dsn, "SELECT clock_timestamp()"))
+        now: datetime = await self._retry(lambda: scalar(self.fleet.dsn, "SELECT clock_timestamp()"))
         return now
 
-    def _written(self, since: datetime, process: Process | None = None) -> Probe:
+    def _has_written(self, since: datetime, process: Process | None = None) -> Probe:
         """Whether this process, or without one any process, has written since."""
 
         async def probe() -> bool:
             name = f"{process.name}.{process.starts}" if process else None
             question = """SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s AND (process = %s OR %s))
                               OR EXISTS (SELECT 1 FROM chaos.starts WHERE at > %s AND (process = %s OR %s))"""
-            return bool(await one(self.fleet.dsn, question, *[since, name, name is None] * 2))
+            return bool(await scalar(self.fleet.dsn, question, *[since, name, name is None] * 2))
 
         return probe
 
     async def _watch_victim(self, fault: Fault, process: Process | None) -> None:
         since = await self._now()
         self._end_fault(fault)
-        self._watch(fault, self._written(since, process))
+        self._watch(fault, self._has_written(since, process))
 
     # Processes
 
     async def _kill(self, fault: Fault, role: Role) -> None:
-        victim = await self._take(role)
+        victim = await self._take_victim(role)
         try:
-            lost = await self._what_depends_on(victim)
+            has_recovered = await self._recovery_probe(victim)
             self._record_begin(fault, victim.name)
             victim.kill()
-            self._watch(fault, lost)
-            await asyncio.sleep(self._dice.uniform(0, 2))
+            self._watch(fault, has_recovered)
+            await asyncio.sleep(self._random.uniform(0, 2))
             victim.start()
         finally:
-            self._let_go(victim)
+            self._release(victim)
 
-    async def _what_depends_on(self, victim: Process) -> Probe:
+    async def _recovery_probe(self, victim: Process) -> Probe:
         if victim.role == "orchestrator":
             return self._taken_over(await self._jobs_of(victim))
         tasks = await self._tasks_of(victim)
-        return self._run_again(tasks) if tasks else self._written(await self._now())
+        return self._run_again(tasks) if tasks else self._has_written(await self._now())
 
-    async def _freeze(self, fault: Fault, role: Role, past: float) -> None:
+    async def _freeze(self, fault: Fault, role: Role, limit_seconds: float) -> None:
         """Stop a process with SIGSTOP for longer than its lease. It does not notice that time has passed."""
-        victim = await self._take(role)
+        victim = await self._take_victim(role)
         try:
-            lost = await self._what_depends_on(victim)
+            has_recovered = await self._recovery_probe(victim)
             self._record_begin(fault, victim.name)
             victim.freeze()
-            self._watch(fault, lost)
-            await asyncio.sleep(past + self._dice.uniform(1.5, 4))
+            self._watch(fault, has_recovered)
+            await asyncio.sleep(limit_seconds + self._random.uniform(1.5, 4))
             victim.thaw()
         finally:
             victim.thaw()
-            self._let_go(victim)
+            self._release(victim)
 
     async def _kill_child(self, fault: Fault) -> None:
         """Kill the child process of a running handler."""
@@ -395,10 +395,10 @@ class Nemesis:
 
     async def _crash_point(self, fault: Fault) -> None:
         """Let a process die at a crash point, one of the next times that it reaches it."""
-        victim = await self._take("orchestrator", "worker")
+        victim = await self._take_victim("orchestrator", "worker")
         try:
             points = [p for p in POINTS if p.startswith(victim.role) and p not in _RARE_POINTS]
-            point = f"{self._dice.choice(points)}:{self._dice.randint(1, 20)}"
+            point = f"{self._random.choice(points)}:{self._random.randint(1, 20)}"
             victim.kill()
             victim.start(crash_point=point)
             deadline = time.monotonic() + FREE_SECONDS
@@ -407,30 +407,30 @@ class Nemesis:
             if victim.is_running:
                 raise NoFreeProcessError
             self._record_begin(fault, f"{victim.name} at {point}")
-            self._watch(fault, await self._what_depends_on(victim))
+            self._watch(fault, await self._recovery_probe(victim))
             victim.start()
         finally:
-            self._let_go(victim)
+            self._release(victim)
 
     async def _rolling_restart(self, fault: Fault) -> None:
         """Stop all processes with SIGTERM, one after the other, and start each again. The recovery time is that of the
         slowest hand-over."""
-        self._record_begin(fault, "everyone")
+        self._record_begin(fault, "all processes")
         slowest = 0.0
         for process in list(self.fleet.processes):
             if process.name in self._busy or not process.is_running or not await self._has_begun(process):
                 continue
             self._busy.add(process.name)
             try:
-                lost, began = await self._what_depends_on(process), time.monotonic()
+                has_recovered, began = await self._recovery_probe(process), time.monotonic()
                 process.signal(signal.SIGTERM)
-                slowest = max(slowest, await self._handed_over(lost, began))
+                slowest = max(slowest, await self._hand_over_seconds(has_recovered, began))
                 code = await process.ended(30)
                 if code:
                     self.unexpected_ends.append(f"{process.name} was asked to stop: exit code {code}")
                 process.start()
             finally:
-                self._let_go(process)
+                self._release(process)
         fault.counted_from, fault.recovered = 0.0, slowest
 
     async def _has_begun(self, process: Process) -> bool:
@@ -440,17 +440,17 @@ class Nemesis:
             return await self.fleet.id_of(process) is not None
         return False
 
-    async def _handed_over(self, lost: Probe, began: float) -> float:
+    async def _hand_over_seconds(self, has_recovered: Probe, began: float) -> float:
         deadline = began + WATCH_SECONDS
         while time.monotonic() < deadline:
             with suppress(psycopg.Error):
-                if await lost():
+                if await has_recovered():
                     break
             await asyncio.sleep(0.02)
         return time.monotonic() - began
 
     async def _skew(self, fault: Fault) -> None:
-        victim = await self._take("orchestrator", "worker")
+        victim = await self._take_victim("orchestrator", "worker")
         usual = victim.command
         try:
             self._record_begin(fault, victim.name)
@@ -458,22 +458,22 @@ class Nemesis:
             victim.command = [sys.executable, "-m", "chaos.skewed", victim.role]
             victim.start()
             await self._watch_victim(fault, victim)
-            await asyncio.sleep(self._dice.uniform(10, 20))
+            await asyncio.sleep(self._random.uniform(10, 20))
             victim.kill()
         finally:
             victim.command = usual
-            self._let_go(victim)
+            self._release(victim)
 
     async def _poison(self, fault: Fault) -> None:
         """Submit a poison task, each kind in turn."""
-        name = min(POISONS, key=lambda one: self._poisons[one])
+        name = min(POISONS, key=lambda kind: self._poisons[kind])
         self._poisons[name] += 1
         job_id = await self.load.submit(self.load.poison(name))
         self._record_begin(fault, name)
 
         async def has_ended() -> bool:
             return bool(
-                await one(self.fleet.dsn, "SELECT status = 'failed' FROM dagapp.dag_jobs WHERE job_id = %s", job_id)
+                await scalar(self.fleet.dsn, "SELECT status = 'failed' FROM dagapp.dag_jobs WHERE job_id = %s", job_id)
             )
 
         self._watch(fault, has_ended)
@@ -484,7 +484,7 @@ class Nemesis:
         async with self._server:
             self._record_begin(fault)
             self.testbed.kill_server()
-            await asyncio.sleep(self._dice.uniform(0, 3))
+            await asyncio.sleep(self._random.uniform(0, 3))
             self.testbed.cluster.start()
             await self._watch_victim(fault, None)
 
@@ -492,7 +492,7 @@ class Nemesis:
         async with self._server:
             self._record_begin(fault)
             self.testbed.cluster.stop("fast")
-            await asyncio.sleep(self._dice.uniform(0, 3))
+            await asyncio.sleep(self._random.uniform(0, 3))
             self.testbed.cluster.start()
             await self._watch_victim(fault, None)
 
@@ -514,7 +514,7 @@ class Nemesis:
                           FOR UPDATE SKIP LOCKED"""
                 )
                 self._record_begin(fault, "10 jobs")
-                await asyncio.sleep(self._dice.uniform(2, 6))
+                await asyncio.sleep(self._random.uniform(2, 6))
         if fault.victim:
             await self._watch_victim(fault, None)
 
@@ -529,7 +529,7 @@ class Nemesis:
                 self._record_begin(fault, f"{len(taken)} taken")
                 for link in self.testbed.proxy.links.values():
                     link.cut()
-                await asyncio.sleep(self._dice.uniform(1, 3))
+                await asyncio.sleep(self._random.uniform(1, 3))
             finally:
                 for connection in taken:
                     await connection.close()
@@ -539,7 +539,7 @@ class Nemesis:
         """Simulate a full disk: inserts fail with SQLSTATE 53100."""
         self._record_begin(fault)
         await self._retry(lambda: self.fleet.rows("INSERT INTO chaos.disk_full VALUES (clock_timestamp())"))
-        await asyncio.sleep(self._dice.uniform(1, 3))
+        await asyncio.sleep(self._random.uniform(1, 3))
         await self._retry(lambda: self.fleet.rows("DELETE FROM chaos.disk_full"))
         await self._watch_victim(fault, None)
 
@@ -553,40 +553,40 @@ class Nemesis:
             broker.kill()
             try:
                 since = await self._now()
-                self._watch(fault, self._written(since))
+                self._watch(fault, self._has_written(since))
                 await asyncio.sleep(seconds)
             finally:
                 await asyncio.to_thread(broker.start)
 
     # Links
 
-    async def _struck_link(self, fault: Fault) -> tuple[Link, Process | None]:
+    async def _take_link(self, fault: Fault) -> tuple[Link, Process | None]:
         """The link of a role, or sometimes that of the submitter."""
-        if self._dice.random() < 0.15:
+        if self._random.random() < 0.15:
             self._record_begin(fault, SUBMITTER)
             return self.testbed.proxy.links[SUBMITTER], None
-        victim = await self._take("orchestrator", "worker")
+        victim = await self._take_victim("orchestrator", "worker")
         self._record_begin(fault, victim.name)
         return self.fleet.link(victim), victim
 
     async def _cut(self, fault: Fault) -> None:
-        link, victim = await self._struck_link(fault)
+        link, victim = await self._take_link(fault)
         try:
-            for _ in range(self._dice.randint(1, 4)):
-                self._dice.choice([link.cut, link.reset])()
-                await asyncio.sleep(self._dice.uniform(0, 0.5))
+            for _ in range(self._random.randint(1, 4)):
+                self._random.choice([link.cut, link.reset])()
+                await asyncio.sleep(self._random.uniform(0, 0.5))
             await self._watch_victim(fault, victim)
         finally:
             if victim:
-                self._let_go(victim)
+                self._release(victim)
 
     async def _reset_at_commit(self, fault: Fault) -> None:
         """The server commits, but the client gets no response."""
-        link, victim = await self._struck_link(fault)
+        link, victim = await self._take_link(fault)
         try:
             # A worker's exchange is a single statement; those of orchestrators are mostly reads.
             link.conditions.counts_single_statements = victim is not None and victim.role == "worker"
-            link.conditions.resets_at_commit = self._dice.randint(1, 5)
+            link.conditions.resets_at_commit = self._random.randint(1, 5)
             deadline = time.monotonic() + 5
             while link.conditions.resets_at_commit and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
@@ -594,44 +594,44 @@ class Nemesis:
         finally:
             link.clear()
             if victim:
-                self._let_go(victim)
+                self._release(victim)
 
     async def _half_open(self, fault: Fault) -> None:
         """Hold all traffic in one direction or both. At the end it arrives, or both sides see that the connection is
         closed."""
-        link, victim = await self._struck_link(fault)
+        link, victim = await self._take_link(fault)
         try:
-            link.conditions.holds_up, link.conditions.holds_down = self._dice.choice(
+            link.conditions.holds_up, link.conditions.holds_down = self._random.choice(
                 [(True, True), (True, False), (False, True)]
             )
-            await asyncio.sleep(self._dice.uniform(2, 9))
-            if self._dice.random() < 0.5:
+            await asyncio.sleep(self._random.uniform(2, 9))
+            if self._random.random() < 0.5:
                 link.reset()
             link.clear()
             await self._watch_victim(fault, victim)
         finally:
             link.clear()
             if victim:
-                self._let_go(victim)
+                self._release(victim)
 
     async def _delay(self, fault: Fault) -> None:
-        link, victim = await self._struck_link(fault)
+        link, victim = await self._take_link(fault)
         try:
             link.conditions.delay_seconds = (0.6, 0.4)
-            await asyncio.sleep(self._dice.uniform(4, 10))
+            await asyncio.sleep(self._random.uniform(4, 10))
             link.clear()
             await self._watch_victim(fault, victim)
         finally:
             link.clear()
             if victim:
-                self._let_go(victim)
+                self._release(victim)
 
-    async def _notifications(self, fault: Fault, what: Any) -> None:
-        self._record_begin(fault, "everyone")
+    async def _notifications(self, fault: Fault, treatment: Any) -> None:
+        self._record_begin(fault, "all processes")
         links = list(self.testbed.proxy.links.values())
         for link in links:
-            link.conditions.notifications = what
-        await asyncio.sleep(self._dice.uniform(3, 6))
+            link.conditions.notifications = treatment
+        await asyncio.sleep(self._random.uniform(3, 6))
         for link in links:
             link.conditions.notifications = "pass"
         await self._watch_victim(fault, None)

@@ -1,5 +1,5 @@
-"""A TCP proxy between one role and its PostgreSQL:
-it can delay, hold, close and reset connections, and drop or duplicate notifications.
+"""A TCP proxy between one role and PostgreSQL: it can delay, hold, close and reset connections, and drop or duplicate
+notifications.
 
 Each role has a `Link` of its own, so that a fault affects only one role. The proxy runs in a thread with its own event
 loop, so that code that blocks while a server starts does not stop the traffic. A link's `conditions` may be changed
@@ -26,7 +26,7 @@ _HEADER_BYTES = 5
 _NOTIFICATION = ord("A")
 _SYNC, _EXECUTE, _READY = b"S\0\0\0\4", b"E\0\0\0", b"Z\0\0\0\5"
 
-Way = Literal["up", "down"]  # to the server, to the client
+Direction = Literal["up", "down"]  # to the server, to the client
 
 
 @dataclass
@@ -41,8 +41,8 @@ class LinkConditions:
     counts_single_statements: bool = False
     notifications: Literal["pass", "drop", "double"] = "pass"
 
-    def holds(self, way: Way) -> bool:
-        return self.holds_up if way == "up" else self.holds_down
+    def holds(self, direction: Direction) -> bool:
+        return self.holds_up if direction == "up" else self.holds_down
 
 
 @dataclass
@@ -131,12 +131,12 @@ class Link:
         self.conditions = LinkConditions()
 
     def _on_each(self, act: Callable[[_Connection], None]) -> None:
-        def all_of_them() -> None:
+        def act_on_all() -> None:
             for connection in list(self._connections):
                 act(connection)
 
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(all_of_them)
+        self._loop.call_soon_threadsafe(act_on_all)
 
     # In the proxy's loop
 
@@ -155,44 +155,44 @@ class Link:
             return
         connection = _Connection(writer, to_server)
         self._connections.add(connection)
-        ways = [
+        pumps = [
             asyncio.create_task(self._pump("up", reader, to_server, connection)),
             asyncio.create_task(self._pump("down", from_server, writer, connection)),
         ]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(ways, timeout=ANSWER_SECONDS)  # data in the other direction may still arrive
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pumps, timeout=ANSWER_SECONDS)  # data in the other direction may still arrive
         except asyncio.CancelledError:
             pass  # the proxy ends; asyncio would log the cancellation
         finally:
             self._connections.discard(connection)
-            for way in ways:
-                way.cancel()
+            for pump in pumps:
+                pump.cancel()
             connection.close()
 
     async def _pump(
-        self, way: Way, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: _Connection
+        self, direction: Direction, source: asyncio.StreamReader, target: asyncio.StreamWriter, connection: _Connection
     ) -> None:
         with suppress(ConnectionError, OSError):
             while chunk := await source.read(CHUNK_BYTES):
-                await self._hinder(way)
-                for part in self._tampered(way, chunk, connection):
+                await self._delay_or_hold(direction)
+                for part in self._forwarded(direction, chunk, connection):
                     target.write(part)
                 await target.drain()
-                if way == "up" and self._resets_after(chunk, connection):
+                if direction == "up" and self._resets_after(chunk, connection):
                     connection.reset()
                     await asyncio.sleep(ANSWER_SECONDS)  # the server executes it after its client has disconnected
                     return
 
-    async def _hinder(self, way: Way) -> None:
+    async def _delay_or_hold(self, direction: Direction) -> None:
         if self.conditions.delay_seconds:
             mean, spread = self.conditions.delay_seconds
             await asyncio.sleep(self._random.uniform(mean - spread, mean + spread))
-        while self.conditions.holds(way):
+        while self.conditions.holds(direction):
             await asyncio.sleep(POLL_SECONDS)
 
-    def _tampered(self, way: Way, chunk: bytes, connection: _Connection) -> list[bytes]:
-        if way == "up":
+    def _forwarded(self, direction: Direction, chunk: bytes, connection: _Connection) -> list[bytes]:
+        if direction == "up":
             connection.is_listening = connection.is_listening or has_listen(chunk)
             return [chunk]
         connection.is_in_transaction = leaves_a_transaction_open(chunk)

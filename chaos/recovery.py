@@ -20,7 +20,7 @@ import psycopg
 from tests.engine.processes import Process
 
 from chaos.figures import percentile
-from chaos.testbed import AS_IT_SHIPS, FAST_PROFILE, Testbed, one, running_testbed
+from chaos.testbed import AS_IT_SHIPS, FAST_PROFILE, Testbed, running_testbed, scalar
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance.history import verify
 from dagmaster.errors import Conflict
@@ -158,7 +158,7 @@ class _Trial:
         return rows if sum(len(row["jobs"]) for row in rows) == len(self.jobs) else []
 
     async def _written_by_others(self, jobs: list[tuple[UUID, int]]) -> bool:
-        left = await one(
+        left = await scalar(
             self.fleet.dsn,
             """SELECT count(*) FROM unnest(%s::uuid[], %s::bigint[]) AS was (job_id, epoch)
                 WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_job_events e
@@ -193,7 +193,7 @@ class _Trial:
 
     async def _have_ended(self, jobs: list[UUID]) -> bool:
         left = "SELECT count(*) FROM dagapp.dag_jobs WHERE job_id = ANY (%s) AND status IN ('pending', 'running')"
-        return int(await one(self.fleet.dsn, left, jobs)) == 0
+        return int(await scalar(self.fleet.dsn, left, jobs)) == 0
 
     async def _cancel(self, jobs: list[UUID]) -> None:
         ledger = PostgresLedger(self.fleet.dsn, "chaos")
@@ -207,9 +207,9 @@ class _Trial:
         self.testbed.kill_server()
         self.testbed.cluster.start()
         began = time.monotonic()
-        since = await one(self.fleet.dsn, "SELECT clock_timestamp()")
+        since = await scalar(self.fleet.dsn, "SELECT clock_timestamp()")
         question = "SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s)"
-        await self._until(lambda: one(self.fleet.dsn, question, since), 120)
+        await self._until(lambda: scalar(self.fleet.dsn, question, since), 120)
         return time.monotonic() - began
 
     async def _until(self, check: Callable[[], Awaitable[Any]], seconds: float) -> None:

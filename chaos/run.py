@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from tests.engine.processes import ENDS
+from tests.engine.processes import END_STATES
 
 from chaos import audit
 from chaos.effects import Effects
@@ -112,7 +112,7 @@ class ChaosRun:
         try:
             await self._faults(streaming)
             faults_ended_at = time.monotonic()
-            restarting = asyncio.create_task(self.nemesis.tend())
+            restarting = asyncio.create_task(self.nemesis.restart_ended())
             ended = await self._quiet()
             quiet_seconds = time.monotonic() - faults_ended_at if ended else None
             await settle([restarting])
@@ -184,7 +184,7 @@ class ChaosRun:
         )
         jobs = {row["job_id"]: row for row in rows}
         (late,) = await self.testbed.fleet.rows("SELECT count(*) AS n FROM chaos.results WHERE NOT accepted")
-        known = list(self.load.acknowledged.values())
+        acknowledged = list(self.load.acknowledged.values())
         return Outcome(
             seed=options.seed,
             quiet_seconds=quiet_seconds,
@@ -194,7 +194,7 @@ class ChaosRun:
                 (fault.kind, fault.victim, round(fault.began - self.began, 2), fault.recovery_seconds)
                 for fault in nemesis.faults
             ],
-            jobs=Counter(one.request.kind for one in known),
+            jobs=Counter(each.request.kind for each in acknowledged),
             ends=Counter(row["status"] for row in rows),
             attempts=report.tasks_checked,
             executions=sum(effects.executed.values()),
@@ -206,24 +206,27 @@ class ChaosRun:
             wanted_faults=options.wanted_faults,
             wanted_attempts=options.wanted_attempts,
             zeros={
-                "jobs lost": _lost(known, jobs),
+                "jobs lost": _lost(acknowledged, jobs),
                 "tasks lost": findings.tasks_lost,
-                "duplicate published effects": findings.duplicate_effects + await self._doubled_tiles(known, jobs),
+                "duplicate published effects": findings.duplicate_effects
+                + await self._doubled_tiles(acknowledged, jobs),
                 "stale writes accepted": findings.stale_writes,
                 "findings of verify-history": findings.history,
-                "jobs with another outcome": [wrong for one in known if (wrong := _wrong(one, jobs.get(one.job_id)))],
+                "jobs with an unexpected outcome": [
+                    wrong for each in acknowledged if (wrong := _wrong(each, jobs.get(each.job_id)))
+                ],
                 "roles that ended by themselves": nemesis.unexpected_ends,
-                "faults that went wrong": nemesis.broken,
+                "faults not injected correctly": nemesis.broken,
             },
         )
 
-    async def _doubled_tiles(self, known: list[Acknowledged], jobs: dict[Any, Any]) -> list[Any]:
+    async def _doubled_tiles(self, acknowledged: list[Acknowledged], jobs: dict[Any, Any]) -> list[Any]:
         """A dataset must have as many files and STAC items as tiles."""
         wrong = []
-        for one in known:
-            if one.request.kind != "raster" or jobs[one.job_id]["status"] != "completed":
+        for each in acknowledged:
+            if each.request.kind != "raster" or jobs[each.job_id]["status"] != "completed":
                 continue
-            result = jobs[one.job_id]["result_data"]
+            result = jobs[each.job_id]["result_data"]
             name, tiles = result["dataset_id"], result["total_tiles"]
             files = len(list(self._silver(name).glob("*.tif")))
             count = "SELECT count(*) AS n FROM dagapp.stac_documents WHERE dataset_id = %s AND document_id <> ''"
@@ -236,22 +239,24 @@ class ChaosRun:
         return self.testbed.folder / "storage" / "silver" / "silver" / "cogs" / dataset / "v0" / "r1"
 
 
-def _lost(known: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[Any]:
+def _lost(acknowledged: list[Acknowledged], jobs: dict[Any, dict[str, Any]]) -> list[Any]:
     """Acknowledged jobs that do not exist, exist twice, or never ended."""
     keys = Counter(row["idempotency_key"] for row in jobs.values())
-    lost = [{"job": str(one.job_id), "is": "gone"} for one in known if one.job_id not in jobs]
+    lost = [{"job": str(each.job_id), "is": "missing"} for each in acknowledged if each.job_id not in jobs]
     twice = [{"key": key, "jobs": count} for key, count in keys.items() if count > 1]
-    stuck = [{"job": str(job_id), "is": row["status"]} for job_id, row in jobs.items() if row["status"] not in ENDS]
+    stuck = [
+        {"job": str(job_id), "is": row["status"]} for job_id, row in jobs.items() if row["status"] not in END_STATES
+    ]
     return [*lost, *twice, *stuck]
 
 
-def _wrong(one: Acknowledged, job: dict[str, Any] | None) -> dict[str, Any] | None:
-    if job is None or job["status"] not in ENDS:
+def _wrong(each: Acknowledged, job: dict[str, Any] | None) -> dict[str, Any] | None:
+    if job is None or job["status"] not in END_STATES:
         return None  # lost, and reported as lost
-    facts = {"job": str(one.job_id), "kind": one.request.kind, "is": job["status"], "error": job["error_message"]}
-    if job["status"] not in one.request.ends:
+    facts = {"job": str(each.job_id), "kind": each.request.kind, "is": job["status"], "error": job["error_message"]}
+    if job["status"] not in each.request.ends:
         return facts
-    if job["status"] == "completed" and one.request.result is not None:
+    if job["status"] == "completed" and each.request.result is not None:
         value = (job["result_data"] or {}).get("value")
-        return None if value == one.request.result else {**facts, "result": value, "expected": one.request.result}
+        return None if value == each.request.result else {**facts, "result": value, "expected": each.request.result}
     return None

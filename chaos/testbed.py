@@ -1,8 +1,8 @@
-"""The system under test: a PostgreSQL with default durability, a link for each role,
-and orchestrators and workers as released.
+"""The system under test: a PostgreSQL with default durability, a link for each role, and orchestrators and workers as
+released.
 
-Nothing is left, however a run ends: roles and server die with this process, and the next run removes the files of a
-killed one.
+No process or file is left, however a run ends: roles and server die with this process, and the next run removes the
+files of a killed one.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ class Testbed:
         if self._has_catalog:
             deploy_catalog(self.cluster.dsn)
         if self._has_audit:
-            audit.lay(self.cluster.dsn)
+            audit.install(self.cluster.dsn)
         self.proxy.start()
         self.proxy.open(SUBMITTER)
 
@@ -110,7 +110,7 @@ class Testbed:
 
     @property
     def submitter(self) -> str:
-        """Where jobs are submitted: through a link as well."""
+        """The DSN through which jobs are submitted; it leads through a link as well."""
         return self.proxy.links[SUBMITTER].dsn(DATABASE)
 
     def kill_server(self) -> None:
@@ -166,7 +166,7 @@ def remove_leftovers() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-async def one(dsn: str, question: str, *values: Any) -> Any:
+async def scalar(dsn: str, question: str, *values: Any) -> Any:
     """The first column of the first row."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         row = await (await connection.execute(cast("Any", question), values)).fetchone()

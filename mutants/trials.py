@@ -16,9 +16,9 @@ from mutants.catalogue import Mutant
 from mutants.scratch import Mismatch, Scratch
 
 PATIENCE_SECONDS: Final = 420.0  # for one command
-_GOODBYE_SECONDS: Final = 30.0  # for tests to stop the servers that they have started
+_STOP_SECONDS: Final = 30.0  # for tests to stop the servers that they have started
 _PASSED, _FAILED = 0, 1  # pytest's exit codes
-_RED = re.compile(r"^FAILED (?P<test>\S+?::\S.*?)(?: - (?P<why>.*))?$", re.MULTILINE)
+_FAILED_TEST = re.compile(r"^FAILED (?P<test>\S+?::\S.*?)(?: - (?P<why>.*))?$", re.MULTILINE)
 
 
 class Verdict(StrEnum):
@@ -81,10 +81,10 @@ def judged(mutant: Mutant, ran: Run) -> Trial:
     """A bug is caught if a test failed. An error outside of a test, such as in its setup, does not count."""
     if ran.code == _PASSED:
         return Trial(mutant, Verdict.SURVIVED, ran.seconds)
-    red = _RED.search(ran.output)
-    if ran.code != _FAILED or red is None:
+    failed_test = _FAILED_TEST.search(ran.output)
+    if ran.code != _FAILED or failed_test is None:
         return Trial(mutant, Verdict.BROKEN, ran.seconds, details=_end_of(ran.output))
-    return Trial(mutant, Verdict.CAUGHT, ran.seconds, red["test"], red["why"] or "")
+    return Trial(mutant, Verdict.CAUGHT, ran.seconds, failed_test["test"], failed_test["why"] or "")
 
 
 def pytest(scratch: Scratch, arguments: Sequence[str]) -> Run:
@@ -118,7 +118,7 @@ def _end(process: "subprocess.Popen[str]") -> str:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
-            output, _ = process.communicate(timeout=_GOODBYE_SECONDS)
+            output, _ = process.communicate(timeout=_STOP_SECONDS)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -25,7 +25,7 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
     "job": {
         JobStatus.PENDING: "created; nothing has been sent to a worker yet",
         JobStatus.RUNNING: "at least one task has been dispatched",
-        JobStatus.COMPLETED: "every node has ended and no failure counts",
+        JobStatus.COMPLETED: "every critical and important node completed or was skipped by a branch",
         JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch; an important one did not",
         JobStatus.FAILED: "a critical node failed for good, or the workflow's outputs could not be rendered",
         JobStatus.CANCELLED: "stopped on request",
@@ -46,7 +46,7 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         TaskStatus.SUCCEEDED: "its worker reported an output in time",
         TaskStatus.FAILED: "its worker reported an error, or its timeout passed",
         TaskStatus.LOST: "its lease expired",
-        TaskStatus.RETURNED: "its worker returned it while shutting down; this does not count as a retry",
+        TaskStatus.RETURNED: "its worker gave it back while shutting down; this uses up neither a retry nor a loss",
         TaskStatus.CANCELLED: "cancelled, or it waited in its queue longer than allowed",
     },
 }

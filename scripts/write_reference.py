@@ -26,6 +26,7 @@ import dagmaster
 from dagmaster import errors
 from dagmaster.api.app import create_app
 from dagmaster.cli import main as command_line
+from dagmaster.cli.command import CommaSeparatedChoice
 from dagmaster.handlers import shipped
 from dagmaster.handlers.registry import DEFAULT_TIMEOUT_SECONDS, Registration, installed
 from dagmaster.library.workflows import WorkflowLibrary
@@ -68,6 +69,19 @@ Lists have pages: pass `next` of a page as `after` to get the following page. Th
 problem (RFC 9457) with one of the [codes](#problem-codes) below.
 
 """
+PROBLEMS_INTRODUCTION = """\
+## Problem codes
+
+The status of each code, and its message, with … for the values in it. If a code has several messages, one of them is
+listed. Codes are stable across releases.
+
+"""
+MODELS_INTRODUCTION = """\
+## Models
+
+The bodies of requests and responses. A required field of a response is always sent; if it has no value, it is null.
+
+"""
 
 
 def api_page() -> str:
@@ -80,8 +94,8 @@ def api_page() -> str:
     for tag in openapi["tags"]:
         operations = list(_operations_of(openapi, tag["name"], common))
         if operations:
-            parts += [f"## {tag['name'].capitalize()}\n\n{tag['description']}.\n\n", *operations]
-    parts.append("## Models\n\nThe bodies of requests and responses.\n\n")
+            parts += [f"## {tag['name'][:1].upper()}{tag['name'][1:]}\n\n{tag['description']}.\n\n", *operations]
+    parts.append(MODELS_INTRODUCTION)
     parts += [_model(name, schema) for name, schema in sorted(openapi["components"]["schemas"].items())]
     parts.append(_problem_codes())
     return "".join(parts).rstrip() + "\n"
@@ -116,8 +130,11 @@ def _operation(method: str, path: str, operation: Schema, common: set[str]) -> s
         table(("parameter", "in", "value", "default", "meaning"), map(_parameter, operation.get("parameters", [])))
     )
     if body := operation.get("requestBody"):
-        shapes = [f"{_kind(content['schema'])} as `{media}`" for media, content in body["content"].items()]
-        parts.append(f"Body: {', or '.join(shapes)}.\n\n")
+        shapes = [
+            f"{_without_null(content['schema']) or 'any JSON'} as `{media}`"
+            for media, content in body["content"].items()
+        ]
+        parts.append(f"Body{'' if body.get('required') else ' (optional)'}: {', or '.join(shapes)}.\n\n")
     responses = [
         _response(status, response) for status, response in operation["responses"].items() if status not in common
     ]
@@ -128,7 +145,12 @@ def _operation(method: str, path: str, operation: Schema, common: set[str]) -> s
 def _parameter(parameter: Schema) -> tuple[str, ...]:
     schema = parameter["schema"]
     name = f"`{parameter['name']}`" + (" (required)" if parameter.get("required") else "")
-    return name, parameter["in"], _kind(schema), _default(schema), parameter.get("description", "")
+    return name, parameter["in"], _without_null(schema), _default(schema), parameter.get("description", "")
+
+
+def _without_null(schema: Schema) -> str:
+    """The type of a parameter or a body: one that is optional is left out, not sent as null."""
+    return _kind(schema).removesuffix(" or null").removesuffix(",")
 
 
 def _response(status: str, response: Schema) -> tuple[str, str, str]:
@@ -147,8 +169,16 @@ def _literal(value: Any) -> str:
 
 def _plural(kind: str) -> str:
     """The plural of a type in words, such as `object with …`; links and values stay as they are."""
-    noun, space, following = kind.partition(" ")
-    return f"{noun}s{space}{following}" if noun.isalpha() else kind
+    return re.sub(r"^(\w+)(?=[ ,]|$)", r"\1s", kind)
+
+
+def _alternatives(kinds: Iterable[str]) -> str:
+    """Several types in words. A comma ends a type that has commas itself."""
+    first, *others = dict.fromkeys(kinds)
+    text = first
+    for kind in others:
+        text += f", or {kind}" if "," in text else f" or {kind}"
+    return text
 
 
 def _kind(schema: Schema) -> str:
@@ -157,7 +187,7 @@ def _kind(schema: Schema) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{anchor(name)})"
     if ways := schema.get("anyOf") or schema.get("oneOf"):
-        return " or ".join(dict.fromkeys(_kind(way) for way in ways if way != {"type": "null"}))
+        return _alternatives(_kind(way) for way in ways)
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
@@ -169,13 +199,22 @@ def _kind(schema: Schema) -> str:
             return f"object of {_kind(schema['additionalProperties'])}"
         case str(kind):
             return schema.get("format", kind) + _bounds(schema)
-    return "any JSON" if schema and not schema.keys() - {"title", "description", "default"} else ""
+    return "any JSON" if schema and not schema.keys() - {"title", "description", "default", "readOnly"} else ""
 
 
 def _bounds(schema: Schema) -> str:
-    words = {"minimum": "at least", "maximum": "at most", "exclusiveMinimum": "above", "maxLength": "up to"}
-    bounds = [f"{word} {schema[name]}" for name, word in words.items() if name in schema]
+    words = {
+        "minimum": "at least {}",
+        "exclusiveMinimum": "above {}",
+        "maximum": "at most {}",
+        "maxLength": "up to {} characters",
+    }
+    bounds = [text.format(_number(schema[name])) for name, text in words.items() if name in schema]
     return f", {', '.join(bounds)}" if bounds else ""
+
+
+def _number(value: float) -> float:
+    return int(value) if float(value).is_integer() else value
 
 
 def _model(name: str, schema: Schema) -> str:
@@ -184,19 +223,43 @@ def _model(name: str, schema: Schema) -> str:
         parts.append(f"{' '.join(text.split())}\n\n")
     if "enum" in schema:
         parts.append(f"One of {_kind(schema)}.\n\n")
+    if not schema:
+        parts.append("Any JSON value.\n\n")
     required = set(schema.get("required", ()))
     rows = (
         (
             f"`{name}`" + (" (required)" if name in required else ""),
             _kind(field),
             _default(field),
-            field.get("description", ""),
+            _meaning(field),
         )
         for name, field in schema.get("properties", {}).items()
     )
     return "".join([*parts, table(("field", "value", "default", "meaning"), rows)])
 
 
+def _meaning(field: Schema) -> str:
+    """The description of a field, or of its type."""
+    ways = [field, *field.get("anyOf", ())]
+    return next((str(way["description"]) for way in ways if "description" in way), "")
+
+
+# The messages of codes whose messages in the code are only values, or are about a special case.
+MESSAGES = {
+    "database.unavailable": "the database is not available: …",
+    "external.not-found": "asset '…' has no version …",
+    "inputs.invalid": "the inputs of workflow '…' are not valid: …",
+    "job.not-resumable": "job … cannot be resumed: …",
+    "key.revoked": "the key … was revoked",
+    "legacy.bad-response": "the response of the old system cannot be used: …",
+    "legacy.no-response": "the old system did not respond, or not completely: …",
+    "revision.reviewed": "… was reviewed: its documents cannot change",
+    "session.refused": "the issuer or the platform has refused the sign-in: …",
+    "settings.invalid": "a setting is not valid: …",
+    "source.invalid": "the source is not valid: …",
+    "version.not-published": "version … is not published",
+    "workflow.not-found": "no workflow is named '…'",
+}
 DETAILS = {
     "request.invalid": "every error in the request, with the field; `errors` lists them",
     "request.not-storable": "a value cannot be stored: …",
@@ -205,7 +268,7 @@ DETAILS = {
 
 
 def _problem_codes() -> str:
-    rows = [(f"`{code}`", str(_status(code, name)), message) for code, name, message in _raised()]
+    rows = [(f"`{code}`", str(_status(code, name)), MESSAGES.get(code, message)) for code, name, message in _raised()]
     rows += [
         (f"`{code}`", str(status), HTTPStatus(status).phrase.lower())
         for status, code in problems.CODES_BY_STATUS.items()
@@ -213,8 +276,7 @@ def _problem_codes() -> str:
     rows += [(f"`{code}`", str(status), detail) for status, code, detail in _sent_directly()]
     of_file = errors.InvalidWorkflow.default_code
     rows.append((f"`{of_file}`", str(_status(of_file, "InvalidWorkflow")), DETAILS[of_file]))
-    introduction = "## Problem codes\n\nThe status and the message of each code. Codes are stable across releases.\n\n"
-    return introduction + table(("code", "status", "detail"), sorted(rows))
+    return PROBLEMS_INTRODUCTION + table(("code", "status", "detail"), sorted(rows))
 
 
 def _status(code: str, name: str) -> HTTPStatus | int:
@@ -265,7 +327,7 @@ def _text(node: ast.expr) -> str:
         case ast.Constant(value=str(text)):
             return text
         case ast.JoinedStr(values=parts):
-            return "".join(_text(part) for part in parts)
+            return re.sub(r"…[\s…]*…", "…", "".join(_text(part) for part in parts))
         case ast.Call(func=ast.Attribute(value=ast.JoinedStr() as inner)):
             return _text(inner)
     return "…"
@@ -353,11 +415,13 @@ def _option(option: click.Parameter) -> tuple[str, ...]:
 
 
 def _choices(kind: click.ParamType) -> str:
+    if isinstance(kind, CommaSeparatedChoice):
+        kind = kind.choice
     if isinstance(kind, click.Choice):
         return ", ".join(f"`{choice}`" for choice in kind.choices)
     if isinstance(kind, click.IntRange | click.FloatRange):
         bounds = [
-            f"at least {kind.min}" if kind.min is not None else "",
+            f"{'above' if kind.min_open else 'at least'} {kind.min}" if kind.min is not None else "",
             f"at most {kind.max}" if kind.max is not None else "",
         ]
         return ", ".join(["number", *filter(None, bounds)])
@@ -393,7 +457,7 @@ PARTS: Mapping[type[BaseModel], tuple[str, str]] = {
 MEANINGS: Mapping[str, str] = {
     "workflow_id": "the id of the workflow: a letter, then up to 63 letters, digits, `_`, `.` or `-`",
     "name": "a name for people",
-    "version": "a text; it is stored with each job and not interpreted",
+    "version": "the version of the workflow: any text; it is stored with each job and not interpreted",
     "description": "a description for people",
     "timeout_seconds": "the longest run time of an attempt; by default the handler's timeout, or 3600",
     "Workflow.timeout_seconds": "the longest duration of a job; after it, the job is stopped and fails",
@@ -410,7 +474,7 @@ MEANINGS: Mapping[str, str] = {
     "next": "the nodes that follow: a name or a list of names",
     "Branch.next": "the nodes that follow in this branch: a name or a list of names",
     "depends_on": "the nodes that this node waits for; replaces the dependencies from the `next` of other nodes",
-    "stage": "a label that groups nodes for display; by default the node's id",
+    "stage": "a label that groups nodes for display and for retries on request; by default the node's id",
     "importance": "the effect of its failure on the job",
     "handler": "the name of a registered handler",
     "FanInNode.handler": "a handler that reads the children's results as a stream",
@@ -429,7 +493,7 @@ MEANINGS: Mapping[str, str] = {
     "results_of": "an earlier fan_out; the results of its children are the items; either this or `source`",
     "task": "the task of each child",
     "batch_size": "the number of items per child",
-    "max_parallel": "the most children that are queued, running or waiting for a retry at once, over all workers",
+    "max_parallel": "the largest number of children that are queued, running or waiting for a retry, over all workers",
     "tolerate": "how many children may fail: a whole number of children, or a share written as `10%` or `0.1`",
     "label": "a template of a readable name for each child",
     "fan_out": "the fan_out whose children it collects; by default the nearest fan_out upstream",
@@ -487,7 +551,7 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
     if origin is Annotated:
         return _type(arguments[0], [*arguments[1:], *notes])
     if origin in {Union, UnionType}:
-        return " or ".join(dict.fromkeys(_type(way) for way in arguments if way is not NoneType)) + _limits(notes)
+        return _alternatives(_type(way) for way in arguments if way is not NoneType) + _limits(notes)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if isinstance(kind, type) and issubclass(kind, StrEnum):

@@ -1,4 +1,4 @@
-"""How many seconds the tests of each folder may take, so that the whole run stays under 30 minutes on two cores.
+"""The number of seconds that the tests of each folder may take, so that all tests take at most 30 minutes on two cores.
 
 A folder that takes longer is named at the end of the run. That is a warning, not a failure: other work on the machine
 also makes tests slow. The time of a folder is the sum of its tests, whichever process runs them.
@@ -49,11 +49,11 @@ BUDGET_SECONDS = {
     "workflows": 60,
     OTHERS: 60,
 }
-PROCESSES = 3  # in which scripts/test runs them
+PROCESSES = 3  # the number of processes in which scripts/test runs them
 
 
 class Stopwatch:
-    """A pytest plugin that adds up the time of tests by their folder."""
+    """A pytest plugin that sums the time of tests by their folder."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -69,7 +69,7 @@ class Stopwatch:
 
 
 def folder_of(node_id: str) -> str:
-    """The folder of a test below tests/, if it has a budget of its own."""
+    """The folder of a test below tests/, if it has its own budget."""
     folders = node_id.partition("::")[0].split("/")[1:-1]
     return folders[0] if folders and folders[0] in BUDGET_SECONDS else OTHERS
 

@@ -1,4 +1,4 @@
-"""What pgSTAC returns, read as its users read it."""
+"""Reads documents from pgSTAC with its own functions, like its users."""
 
 from dataclasses import dataclass
 from typing import Any

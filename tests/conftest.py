@@ -1,6 +1,6 @@
-"""What every test may use: a private PostgreSQL for the run, and a fresh database for each test that asks.
+"""Fixtures for all tests: a private PostgreSQL server for the run, and a new database for each test that uses one.
 
-Each pytest-xdist worker has a cluster of its own. Its server ends with the worker, however that ends.
+Each pytest-xdist worker has its own cluster, whose server ends with the worker in every case.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from tests.budgets import Stopwatch
 
 pytest_plugins = ["tests.object_stores.fixtures"]
 
-# A package of its own, whose tests run where it is installed.
+# A separate package, whose tests run where it is installed.
 collect_ignore = ["example_package"]
 MEMORY = Path("/dev/shm")
 TEMPLATE = "dagmaster_template"
@@ -45,8 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _load_certificates_once() -> None:
-    """Each HTTP client would load all certificates of the system again, which takes longer than most tests' requests.
-    Clients of other certificates have contexts of their own."""
+    """Cache the certificates of the system: loading them for each HTTP client takes longer than most requests of tests.
+    Clients with other certificates have their own contexts."""
     load = httpcore2.default_ssl_context
 
     @cache
@@ -60,8 +60,8 @@ def _load_certificates_once() -> None:
 
 
 def _allow_interrupts() -> None:
-    """A shell starts background jobs with SIGINT ignored, and what they start inherits that:
-    Ctrl-C could not be tested."""
+    """Restore SIGINT: a shell starts background jobs with SIGINT ignored, which child processes inherit, so that Ctrl-C
+    could not be tested."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -75,12 +75,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="TAG",
         help="run only the tests of this requirement; repeatable",
     )
-    parser.addoption("--seeds", type=int, default=500, help="how many seeds the simulation runs through")
-    parser.addoption("--seed", type=int, help="the only seed that the simulation runs, with its trace")
+    parser.addoption("--seeds", type=int, default=500, help="number of seeds that the simulation runs")
+    parser.addoption("--seed", type=int, help="run the simulation with this seed only, and print its trace")
 
 
 def pytest_collection_finish() -> None:
-    """What was collected lives as long as the process: the garbage collector need not look at it again and again."""
+    """Exclude the collected tests from garbage collection, because they exist as long as the process."""
     gc.collect()
     gc.freeze()
 
@@ -103,7 +103,7 @@ def _requirements_of(item: pytest.Item) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """A test that configures logging writes to a stream of its own, which is closed afterwards."""
+    """Reset logging after each test: a test may have configured logging to a stream that is closed afterwards."""
     yield
     structlog.reset_defaults()
     root = logging.getLogger()
@@ -113,7 +113,7 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A server for this run, without durability: it is never the subject here."""
+    """A server for this run, without durability, which no test needs."""
     _remove_leftovers_of_killed_runs()
     data_folder = None if os.geteuid() == 0 else tmp_path_factory.mktemp("cluster")
     cluster = Cluster.at(data_folder, name=f"test-{os.getpid()}", fast=True)
@@ -128,7 +128,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def template_database(cluster: Cluster) -> str:
-    """A deployed database, to be cloned only: it may have no connections then."""
+    """A deployed database that is only cloned, because a template must have no connections."""
     with administrator(cluster) as connection:
         connection.execute(f"CREATE DATABASE {TEMPLATE}")
     deploy(cluster.dsn_of(TEMPLATE))
@@ -137,21 +137,21 @@ def template_database(cluster: Cluster) -> str:
 
 @pytest.fixture
 def database(cluster: Cluster, template_database: str) -> Iterator[str]:
-    """The address of a freshly deployed database, dropped after the test."""
+    """The address of a newly deployed database, which is dropped after the test."""
     with fresh_database(cluster, template_database) as dsn:
         yield dsn
 
 
 @pytest.fixture(scope="module")
 def shared_database(cluster: Cluster, template_database: str) -> Iterator[str]:
-    """A database for all those tests of a module that leave nothing behind."""
+    """A database shared by the tests of a module that leave nothing behind."""
     with fresh_database(cluster, template_database) as dsn:
         yield dsn
 
 
 @pytest.fixture(scope="session")
 def catalog_template(cluster: Cluster, template_database: str) -> str:
-    """A deployed database with the STAC catalogue: made only where a test asks for it, since that takes seconds."""
+    """A deployed database with the STAC catalogue, created only if a test needs it, because that takes seconds."""
     with administrator(cluster) as connection:
         connection.execute(f"CREATE DATABASE {CATALOG_TEMPLATE} TEMPLATE {template_database} STRATEGY file_copy")
     deploy_catalog(cluster.dsn_of(CATALOG_TEMPLATE))
@@ -160,21 +160,21 @@ def catalog_template(cluster: Cluster, template_database: str) -> str:
 
 @pytest.fixture
 def catalog_database(cluster: Cluster, catalog_template: str) -> Iterator[str]:
-    """The address of a freshly deployed database with the STAC catalogue, dropped after the test."""
+    """The address of a newly deployed database with the STAC catalogue, which is dropped after the test."""
     with fresh_database(cluster, catalog_template) as dsn:
         yield dsn
 
 
 @pytest.fixture(scope="module")
 def shared_catalog(cluster: Cluster, catalog_template: str) -> Iterator[str]:
-    """A database with the STAC catalogue for all tests of a module."""
+    """A database with the STAC catalogue, shared by all tests of a module."""
     with fresh_database(cluster, catalog_template) as dsn:
         yield dsn
 
 
 @pytest.fixture
 def empty_database(cluster: Cluster) -> Iterator[str]:
-    """The address of a database with nothing in it."""
+    """The address of an empty database."""
     with fresh_database(cluster, "template0") as dsn:
         yield dsn
 
@@ -192,7 +192,7 @@ def fresh_database(cluster: Cluster, template: str) -> Iterator[str]:
 
 
 def _has_memory_for_files() -> bool:
-    """Whether a cluster may be in memory. There a database is cloned in half the time, whatever else the disk does."""
+    """Whether there is enough memory for the files of a cluster. In memory, a database is cloned in half the time."""
     return MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9 and _available_bytes() > 4e9
 
 
@@ -206,7 +206,7 @@ def administrator(cluster: Cluster) -> psycopg.Connection:
 
 
 def _remove_leftovers_of_killed_runs() -> None:
-    """A run ended by SIGKILL takes its server along but leaves its files."""
+    """Remove the files of runs that were ended by SIGKILL; their servers have ended with them."""
     places = (
         ("/var/lib/dagmaster", "test-*"),
         ("/run", "dagmaster-test-*"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DASK = Path(sys.executable).with_name("dask")
-HANDLERS = Path(__file__).parent / "worker"  # test handlers are imported from there
+HANDLERS = Path(__file__).parent / "worker"  # the folder from which test handlers are imported
 
 
 def free_port() -> int:

@@ -1,10 +1,10 @@
-"""Hostile requests, made from the description of an app: every field of every operation, whatever is added later."""
+"""Malicious requests, generated from the OpenAPI document of an app: every field of every operation."""
 
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# 1789 * 1787, which no answer contains unless something was evaluated.
+# 1789 * 1787: a response contains it only if an injected expression was evaluated.
 EVALUATED = "3196943"
 INJECTIONS = (
     "{{1789*1787}}",
@@ -96,7 +96,7 @@ def example(schema: dict[str, Any], schemas: dict[str, Any], depth: int = 0) -> 
 
 
 def with_injection(value: Any, text: str) -> Iterator[tuple[str, Any]]:
-    """The value with one of its texts (or one of its names) replaced, for each of them, and the name of the field."""
+    """Copies of the value, each with one text or field name replaced, with the name of the changed field."""
     if isinstance(value, dict):
         for name, part in value.items():
             yield from ((inner or name, {**value, name: changed}) for inner, changed in with_injection(part, text))

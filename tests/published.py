@@ -1,5 +1,5 @@
-"""Datasets for tests that need published ones: files are submitted as assets of the platform `local`, and approved,
-through the same operations as those of users."""
+"""Published datasets for tests: files are submitted as assets of the platform `local`, and approved, with the same
+operations that users call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The URLs of what is served: built and parsed in one module."""
+"""The URLs of the map server are built and parsed in one module."""
 
 import pytest
 
@@ -23,14 +23,14 @@ def test_each_url_is_below_the_base():
     )
 
 
-def test_urls_may_have_more_parameters():
+def test_urls_can_have_more_parameters():
     assert (
         MAPS.map("dem", 0, rev="2", token="a&b") == "https://maps.example.org/tiles/dem/map?version=0&rev=2&token=a%26b"
     )
     assert MAPS.tilejson("dem") == "https://maps.example.org/tiles/dem/WebMercatorQuad/tilejson.json"
 
 
-def test_searches_have_urls_of_their_own():
+def test_the_urls_of_searches():
     search = "https://maps.example.org/searches/s1"
 
     assert MAPS.search_info("s1") == f"{search}/info"
@@ -124,11 +124,11 @@ def test_raw_data_has_no_url():
         ("//elsewhere/stac/", "//elsewhere/stac/"),
     ],
 )
-def test_stored_urls_of_this_machine_get_the_base_of_today(url, expected):
+def test_stored_urls_of_this_machine_get_the_current_base(url, expected):
     assert rebased(url, "http://localhost:9000/") == expected
 
 
-def test_stored_urls_of_the_host_that_was_asked_get_its_base():
+def test_stored_urls_of_the_requested_host_get_its_base():
     url = "https://maps.example.org:8443/stac/collections/dem"
 
     assert (
@@ -159,6 +159,6 @@ def test_stored_urls_of_the_host_that_was_asked_get_its_base():
         ("", False),
     ],
 )
-def test_paths_of_stored_documents_are_served_as_urls_are(addresses, href, is_served):
+def test_paths_in_stored_documents_are_treated_like_urls(addresses, href, is_served):
     assert addresses.serves(href) is is_served
     assert addresses.allows(href) is is_served

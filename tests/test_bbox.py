@@ -1,4 +1,4 @@
-"""Boxes in degrees, against a model: boxes have edges every 10 degrees,
+"""Boxes in degrees, compared with a model: the edges of boxes are multiples of 10 degrees,
 and points around the globe are 5 degrees apart."""
 
 import json
@@ -17,7 +17,7 @@ BOXES = st.builds(BBox, LONGITUDES, st.integers(-90, 0), LONGITUDES, st.integers
 
 
 def points_between(west: float, east: float) -> set[int]:
-    """The points from west to east with both edges, numbered around the globe; a box of 360 degrees has all."""
+    """The numbers of the points from west to east, including both edges; a box of 360 degrees has all points."""
     first, last = round(west / 5), round(east / 5)
     steps = TURN if last - first == TURN else (last - first) % TURN
     return {(first + step) % TURN for step in range(steps + 1)}
@@ -31,13 +31,13 @@ def covered(boxes: list[BBox]) -> set[int]:
 def test_a_box_contains_the_points_between_its_edges(box, point):
     longitude, latitude = point
     if abs(longitude) == 180 and 180 in (abs(box.west), abs(box.east)):
-        return  # the antimeridian has two longitudes: a box that ends there has one of them
+        return  # the antimeridian has two longitudes, and a box that ends there contains one of them
     is_between = round(longitude / 5) % TURN in points_between(box.west, box.east)
     assert box.contains(longitude, latitude) == (is_between and box.south <= latitude <= box.north)
 
 
 @given(BOXES)
-def test_the_parts_of_a_box_are_the_box(box):
+def test_the_parts_of_a_box_cover_the_box(box):
     parts = box.split()
 
     assert len(parts) == 1 + box.crosses_antimeridian
@@ -61,7 +61,7 @@ def test_boxes_intersect_where_they_share_a_point(one, other):
 
 
 @given(BOXES)
-def test_the_centre_is_as_far_from_the_west_as_from_the_east(box):
+def test_the_centre_has_the_same_distance_to_west_and_east(box):
     longitude, latitude = box.centre
 
     assert -180 <= longitude <= 180
@@ -81,7 +81,7 @@ def test_the_geometry_of_a_box_covers_the_same_points(box, point):
 
 
 @given(BOXES)
-def test_a_widened_box_and_an_unrolled_box_hold_the_box(box):
+def test_a_widened_and_an_unrolled_box_contain_the_box(box):
     assert not box.widened().crosses_antimeridian
     assert covered([box]) <= covered([box.widened()])
     assert box.unrolled().east - box.west == box.width
@@ -89,7 +89,7 @@ def test_a_widened_box_and_an_unrolled_box_hold_the_box(box):
 
 
 @given(BOXES)
-def test_a_box_is_read_from_what_it_writes(box):
+def test_a_box_can_be_read_from_its_own_list(box):
     west, south, east, north = box
 
     assert BBox.of(json.loads(json.dumps(box.as_list()))) == box
@@ -97,13 +97,13 @@ def test_a_box_is_read_from_what_it_writes(box):
 
 
 @pytest.mark.parametrize("numbers", [[], [1, 2, 3], [1, 2, 3, 4, 5]])
-def test_a_box_of_another_length_is_refused(numbers):
+def test_a_box_with_a_wrong_number_of_values_is_refused(numbers):
     with pytest.raises(ValueError, match="four or six"):
         BBox.of(numbers)
 
 
 @given(st.lists(BOXES, min_size=1, max_size=6))
-def test_unions_hold_every_box(boxes):
+def test_unions_contain_every_box(boxes):
     for union in (BBox.union(boxes), BBox.shortest_union(boxes)):
         assert -180 <= union.west <= 180
         assert -180 <= union.east <= 180
@@ -113,7 +113,7 @@ def test_unions_hold_every_box(boxes):
 
 @pytest.mark.requirement("C1")
 @given(st.lists(BOXES, min_size=1, max_size=6))
-def test_a_union_crosses_only_where_boxes_meet_at_the_antimeridian(boxes):
+def test_a_union_crosses_the_antimeridian_only_if_boxes_cross_or_meet_there(boxes):
     union = BBox.union(boxes)
     west, east = min(box.west for box in boxes), max(box.east for box in boxes)
 
@@ -135,7 +135,7 @@ def test_a_shortest_union_is_the_shortest_if_it_fits_half_the_globe(boxes):
 
 
 def shortest_arc(points: set[int]) -> int:
-    """How many points the shortest arc has that holds all these points, of all arcs that begin at one of them."""
+    """The number of points of the shortest arc that contains all these points and begins at one of them."""
     return min(max((point - start) % TURN for point in points) for start in points) + 1
 
 
@@ -169,12 +169,12 @@ def test_unions_at_the_antimeridian(boxes, expected):
         ([(100, 0, -60, 1)], (-180, 0, 180, 1)),
     ],
 )
-def test_a_shortest_union_may_cross_the_antimeridian(boxes, expected):
+def test_a_shortest_union_can_cross_the_antimeridian(boxes, expected):
     assert BBox.shortest_union(BBox(*box) for box in boxes) == expected
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "is_met"),
+    ("one", "other", "expected"),
     [
         ((0, 0, 10, 10), (5, 5, 15, 15), True),
         ((0, 0, 10, 10), (10, 10, 15, 15), True),
@@ -185,8 +185,8 @@ def test_a_shortest_union_may_cross_the_antimeridian(boxes, expected):
         ((160, -60, -170, -25), (-160, -40, 150, -30), False),
     ],
 )
-def test_boxes_intersect_also_across_the_antimeridian(one, other, is_met):
-    assert BBox(*one).intersects(BBox(*other)) is BBox(*other).intersects(BBox(*one)) is is_met
+def test_boxes_can_intersect_across_the_antimeridian(one, other, expected):
+    assert BBox(*one).intersects(BBox(*other)) is BBox(*other).intersects(BBox(*one)) is expected
 
 
 @pytest.mark.requirement("C2")

@@ -15,7 +15,7 @@ def test_every_folder_of_tests_has_a_budget():
     assert folders == set(BUDGET_SECONDS) - {OTHERS}
 
 
-def test_all_budgets_together_are_those_of_a_run_of_30_minutes():
+def test_the_sum_of_all_budgets_is_30_minutes():
     assert sum(BUDGET_SECONDS.values()) / PROCESSES <= 30 * MINUTE
 
 

@@ -1,4 +1,4 @@
-"""Callback URLs: what is refused, in every notation that a client would accept."""
+"""Callback URLs that are refused, in every notation that a client would accept."""
 
 from ipaddress import IPv4Address
 from random import Random
@@ -115,7 +115,7 @@ def test_a_public_url_is_accepted(url):
     assert not is_refused(url, allow_private=False)
 
 
-def test_every_notation_of_an_address_is_judged_alike():
+def test_every_notation_of_an_address_is_treated_alike():
     """Random addresses, inside and outside of 169.254/16, in the notations of inet_aton and of IPv6."""
     random = Random(14)
     for number in range(500):

@@ -1,4 +1,4 @@
-"""Tasks end when they are cancelled, also if a library loses the first cancellation."""
+"""Tasks end when they are cancelled, even if a library swallows the first cancellation."""
 
 import asyncio
 from typing import Any
@@ -13,12 +13,12 @@ pytestmark = pytest.mark.requirement("E18")
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancellation, "AGAIN_SECONDS", 0.05)
+def short_retry_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellation, "RETRY_SECONDS", 0.05)
 
 
-class Losing:
-    """A call that loses this number of cancellations, as `asyncio.wait_for` of Python 3.11 may."""
+class SwallowingCall:
+    """A call that swallows this number of cancellations, as `asyncio.wait_for` of Python 3.11 can do."""
 
     def __init__(self, losses: int) -> None:
         self.losses = losses
@@ -40,8 +40,8 @@ class Losing:
 
 
 @pytest.mark.parametrize("losses", [0, 1, 2])
-async def test_a_loop_that_loses_cancellations_ends(losses: int) -> None:
-    call = Losing(losses)
+async def test_a_loop_that_swallows_cancellations_ends(losses: int) -> None:
+    call = SwallowingCall(losses)
     running = asyncio.create_task(call.forever())
     await asyncio.sleep(0)
 
@@ -64,22 +64,22 @@ async def test_tasks_that_have_ended_in_any_way_are_accepted() -> None:
     assert [task.cancelled() for task in tasks] == [False, False]
 
 
-async def test_a_task_that_ignores_every_cancellation_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    call = Losing(100)
-    running = asyncio.create_task(call.forever(), name="deaf")
+async def test_a_task_that_ignores_every_cancellation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    call = SwallowingCall(100)
+    running = asyncio.create_task(call.forever(), name="ignoring")
     await asyncio.sleep(0)
 
     await cancel_and_wait(running)
 
     assert not running.done()
     assert call.losses == 100 - cancellation.ATTEMPTS
-    assert "deaf" in capsys.readouterr().out
+    assert "ignoring" in capsys.readouterr().out
     call.losses = 0
     await cancel_and_wait(running)
 
 
 class FakeServiceBus:
-    """Its receivers lose one cancellation."""
+    """A client whose receivers swallow one cancellation."""
 
     def __init__(self) -> None:
         self.receivers: list[Any] = []
@@ -93,7 +93,7 @@ class FakeServiceBus:
 class _FakeReceiver:
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.receive = Losing(1)
+        self.receive = SwallowingCall(1)
         self.is_closed = False
 
     async def abandon(self, _messages: Any) -> None:
@@ -103,7 +103,7 @@ class _FakeReceiver:
         self.is_closed = True
 
 
-async def test_a_worker_stops_although_the_sdk_of_service_bus_loses_its_cancellation() -> None:
+async def test_the_transport_closes_although_the_service_bus_sdk_swallows_a_cancellation() -> None:
     service_bus: Any = FakeServiceBus()
     transport = ServiceBusTransport(service_bus, ["a", "b"])
     await transport.receive(0.01)

@@ -1,4 +1,4 @@
-"""No log line, error or response contains a secret; everything else stays readable."""
+"""No log line, error or response contains a secret; other text is not changed."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ from dagmaster.settings import load
 pytestmark = pytest.mark.requirement("X3")
 
 CANARY = "Xq7canaryWz3"
-# What a secret may hold where nothing says where it ends.
+# Characters of secrets in texts without a delimiter that ends them.
 PLAIN = string.ascii_letters + string.digits + "!#$%()*+,-./:=@[]^_{|}~"
 IN_A_URL = string.ascii_letters + string.digits + "!#$%()*+,-./:=@^_{|}~&;"
 OF_A_TOKEN = string.ascii_letters + string.digits + "-._~+/="
@@ -102,7 +102,7 @@ NAMES = st.sampled_from(
     space=SPACES,
     after=WORDS,
 )
-def test_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret, space, after):
+def test_the_value_of_a_secret_name_is_hidden(*, before, name, sign, secret, space, after):
     sign = "=" if name == "signature" else sign
 
     redacted = redact(f"{space.join(before)} {name}{sign}{secret}{space}{space.join(after)}")
@@ -119,8 +119,8 @@ def test_a_value_under_a_secrets_name_is_hidden(*, before, name, sign, secret, s
     spaced=st.booleans(),
     after=WORDS,
 )
-def test_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, right, depth, spaced, after):
-    """Also as JSON that is text in other JSON, where each quote has its backslashes."""
+def test_a_quoted_value_is_hidden_completely(*, before, name, left, right, depth, spaced, after):
+    """This includes JSON as text in other JSON, where quotes are escaped."""
     text = json.dumps({name: left + CANARY + right, "user": "bob"}, separators=(", ", ": ") if spaced else (",", ":"))
     for _ in range(depth):
         text = json.dumps(text)
@@ -131,8 +131,8 @@ def test_a_quoted_value_is_hidden_whatever_is_in_it(*, before, name, left, right
 
 
 @given(NAMES, st.text(max_size=12), st.text("\\\"'", max_size=6), st.integers(0, 3))
-def test_of_json_nothing_but_the_value_is_hidden(name, left, right, depth):
-    """Also where it ends in backslashes and quotes."""
+def test_only_the_value_is_hidden_in_json(name, left, right, depth):
+    """This includes values that end in backslashes and quotes."""
     text, expected = (json.dumps({name: value, "user": "bob"}) for value in (left + CANARY + right, "***"))
     for _ in range(depth):
         text, expected = json.dumps(text), json.dumps(expected)
@@ -174,7 +174,7 @@ def test_headers_are_hidden(before, scheme, token, quoted):
 
 @given(secrets(string.ascii_letters + string.digits + "%+/="), st.integers(0, 2))
 def test_signed_urls_are_hidden(secret, times):
-    """Also inside the parameter of another URL."""
+    """This includes URLs in the parameter of another URL."""
     from urllib.parse import quote
 
     url = f"https://x.blob.core.windows.net/c/b.tif?sv=2024&sig={secret}&se=2030"
@@ -230,7 +230,7 @@ def test_private_keys_are_hidden():
         "auth: none, author: bob",
     ],
 )
-def test_ordinary_text_stays_as_it_is(text):
+def test_ordinary_text_is_not_changed(text):
     assert redact(text) == text
 
 
@@ -257,7 +257,7 @@ def test_only_the_secret_is_hidden(text, redacted):
     assert redact(redacted) == redacted
 
 
-def test_facts_are_hidden_by_their_names_however_deep():
+def test_facts_with_secret_names_are_hidden_at_any_depth():
     facts = {
         "password": "a",
         "claim_token": UUID(int=1),
@@ -287,7 +287,7 @@ def test_facts_are_hidden_by_their_names_however_deep():
     }
 
 
-def test_facts_that_hold_themselves_have_an_end():
+def test_recursive_facts_are_truncated():
     endless: dict[str, object] = {"name": "x"}
     endless["self"] = endless
 
@@ -296,7 +296,7 @@ def test_facts_that_hold_themselves_have_an_end():
 
 @pytest.fixture(params=["text", "json"])
 def written(request, monkeypatch):
-    """What a configured process has logged so far."""
+    """A function that returns the text that was logged so far."""
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
     log.configure("debug", request.param)
@@ -314,7 +314,7 @@ def test_a_log_line_contains_no_secret(written):
     assert "can't reach postgresql://me:***@host/db" in written()
 
 
-def test_log_lines_of_libraries_contain_no_secret_either(written):
+def test_log_lines_of_libraries_contain_no_secret(written):
     logging.getLogger("psycopg.pool").warning("no connection to %s", f"postgresql://me:{CANARY}@host/db")
     logging.getLogger("httpx2").info("GET https://host/?sig=%s", CANARY)
 
@@ -383,13 +383,15 @@ BACKSLASH = "\\"
         "passwordÉ=",
     ],
 )
-def test_hostile_text_costs_no_more_than_its_length(unit):
-    """Of a text that took a time proportional to the square of its length, this would be a minute."""
+def test_redaction_takes_linear_time_for_malicious_text(unit):
+    """With quadratic time, one of these texts would take a minute."""
     length = MB // 4
     half = unit * (length // 2 // len(unit))
 
     for text in (f"{half}password={half}", f"{unit}{' ' * length}x", f"{unit}{BACKSLASH * length}x"):
-        assert cpu_seconds(text) < 0.5 or cpu_seconds(text) < 0.5  # the first time may be that of another process
+        assert (
+            cpu_seconds(text) < 0.5 or cpu_seconds(text) < 0.5
+        )  # again, because another process may have slowed down the first time
 
 
 def cpu_seconds(text: str) -> float:
@@ -398,8 +400,8 @@ def cpu_seconds(text: str) -> float:
     return time.process_time() - begun
 
 
-def test_hiding_is_cheap_where_nothing_is_to_be_hidden():
-    """A log line has some ten short texts."""
+def test_redaction_is_fast_for_text_without_secrets():
+    """A log line has about ten short texts."""
     line = [
         "task finished",
         "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01",
@@ -413,7 +415,7 @@ def test_hiding_is_cheap_where_nothing_is_to_be_hidden():
     assert seconds < 0.000_1
 
 
-def test_a_secret_of_the_settings_is_hidden_wherever_it_stands():
+def test_secrets_of_the_settings_are_hidden_in_any_text():
     given = {
         "oidc_client_secret": "Wz3-canary-of-a-client",
         "database_url": "postgresql://me:canary%21of%21a%21database@db/x?sslmode=require",
@@ -433,6 +435,6 @@ def test_a_secret_of_the_settings_is_hidden_wherever_it_stands():
         "{'why': 'canary of another database'}",
     ):
         assert "canary" not in redact(text), text
-    # Words that are no secrets stay, also those which are parts of a secret setting.
+    # Words that are not secret are not changed, even if they are part of a secret setting.
     readable = "short-key sslmode=require hooks.example dgm_abc123 db"
     assert redact(readable) == readable

@@ -9,14 +9,14 @@ GRID = tms.get("WebMercatorQuad")
 
 
 @pytest.mark.parametrize(("longitude", "latitude"), [(-179.9, 85), (0, 0), (8.5, 47.4), (151.2, -33.9), (179.9, -85)])
-def test_positions_are_those_of_morecantile(longitude, latitude):
+def test_positions_equal_those_of_morecantile(longitude, latitude):
     x, y = position(longitude, latitude, limit=89.99)
     tile = GRID.tile(longitude, latitude, 12)
 
     assert (int(x * 2**12), int(y * 2**12)) == (tile.x, tile.y)
 
 
-def test_what_is_beyond_the_limit_is_at_the_limit():
+def test_latitudes_beyond_the_limit_are_clamped():
     assert position(0, 90, limit=85) == position(0, 85, limit=85)
     assert position(0, -90, limit=85) == position(0, -85, limit=85)
 

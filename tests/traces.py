@@ -13,7 +13,7 @@ from dagmaster.observe import traces
 
 @contextmanager
 def traced(collector: "Collector", **options: Any) -> Iterator[None]:
-    """Spans of the block are at the collector when it ends."""
+    """Enable tracing for the block; all its spans have been sent when the block ends."""
     traces.configure("test", collector.url, **options)
     try:
         yield
@@ -51,7 +51,7 @@ class Collector:
     @classmethod
     @contextmanager
     def running(cls, **options: Any) -> Iterator["Collector"]:
-        """Receives the spans of the block; it has them all when the block ends."""
+        """A collector that receives the spans of the block; it has all of them when the block ends."""
         collector = cls()
         try:
             with traced(collector, **options):

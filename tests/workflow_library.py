@@ -1,4 +1,4 @@
-"""The workflow library of a test. To load it takes a sixth of a second, so that each process loads each one once."""
+"""The workflow library of a test. Loading it takes a sixth of a second, so each process loads each library once."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +13,10 @@ _loaded: dict[Any, WorkflowLibrary] = {}
 
 
 def library_of(settings: Settings, handlers: Mapping[str, Registration]) -> WorkflowLibrary:
-    """As `load_library` returns it. Files in folders of the test are read each time."""
+    """The same as `load_library`, cached. Files in folders of the test are read each time."""
     if settings.workflow_folders:
         return load_library(settings, handlers, settings.known_queues)
-    packages = tuple(entry_points.added(entry_points.WORKFLOWS))
+    packages = tuple(entry_points.sorted_entry_points(entry_points.WORKFLOWS))
     key = (frozenset(handlers.values()), tuple(settings.known_queues), limits_of(settings), packages)
     if key not in _loaded:
         _loaded[key] = load_library(settings, handlers, settings.known_queues)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from dagmaster.observe import log
 
-AGAIN_SECONDS: Final = 5.0  # a task may need some time for its own cleanup, which a second cancellation would end
+RETRY_SECONDS: Final = 5.0  # a task may need some time for its own cleanup, which a second cancellation would end
 ATTEMPTS: Final = 4
 _log = log.get("cancellation")
 
@@ -24,7 +24,7 @@ async def cancel_and_wait(*tasks: "asyncio.Task[Any]") -> None:
             break
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)
+        _, pending = await asyncio.wait(pending, timeout=RETRY_SECONDS)
     for task in tasks:
         if task.done() and not task.cancelled():
             task.exception()  # otherwise asyncio logs that the exception was never retrieved

@@ -6,12 +6,12 @@ from uuid import UUID
 
 from dagmaster.errors import InvalidRequest
 
-LONGEST = 100
-RULE = f"lower-case letters and digits, with . _ - between them, at most {LONGEST} characters"
+MAX_ID_LENGTH = 100
+RULE = f"lower-case letters and digits, with . _ - between them, at most {MAX_ID_LENGTH} characters"
 JOB_PREFIX = "job-"  # followed by the id of a job: the dataset of a job that was not submitted as an asset
-_OF_JOB = re.compile(rf"{JOB_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
-_RESERVED = re.compile(rf"[0-9a-f]{{32}}|{_OF_JOB.pattern}")
-_ID = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{LONGEST - 2}}}[a-z0-9])?")
+_JOB_DATASET_ID = re.compile(rf"{JOB_PREFIX}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}")
+_RESERVED = re.compile(rf"[0-9a-f]{{32}}|{_JOB_DATASET_ID.pattern}")
+_ID = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{MAX_ID_LENGTH - 2}}}[a-z0-9])?")
 
 
 def is_dataset_id(text: str) -> bool:
@@ -28,14 +28,14 @@ def is_reserved(dataset_id: str) -> bool:
     return bool(_RESERVED.fullmatch(dataset_id))
 
 
-def own_dataset_id(job_id: UUID) -> str:
-    """The dataset of a job that was not submitted as an asset: it is never published, and deleted with the job."""
+def job_dataset_id(job_id: UUID) -> str:
+    """The dataset of a job that was not submitted as an asset. It is never published, and is deleted with the job."""
     return f"{JOB_PREFIX}{job_id}"
 
 
 def is_of_job(dataset_id: str) -> bool:
-    """Whether an id is one that `own_dataset_id` returns."""
-    return bool(_OF_JOB.fullmatch(dataset_id))
+    """Whether an id is one that `job_dataset_id` returns."""
+    return bool(_JOB_DATASET_ID.fullmatch(dataset_id))
 
 
 def dataset_id_from(text: str) -> str:
@@ -59,10 +59,10 @@ def has_dataset_id(text: str) -> bool:
 
 def _plain(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
-    return re.sub(r"[^a-z0-9_.]+", "-", plain)[:LONGEST].strip("-_.")
+    return re.sub(r"[^a-z0-9_.]+", "-", plain)[:MAX_ID_LENGTH].strip("-_.")
 
 
 def _shown(text: str) -> str:
-    """Short, and without characters that control a terminal."""
+    """The beginning of a text, in quotes, without characters that control a terminal."""
     start = text[:80]
     return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(text) > 80 else "")

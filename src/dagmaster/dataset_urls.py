@@ -10,13 +10,13 @@ from urllib.parse import quote, urlencode
 
 SEARCHES, STAC, TILES = "/searches", "/stac", "/tiles"
 FILES, MAPS = "/files", "/maps"
-_MORE = ("/tileMatrixSets", "/colorMaps", "/colormaps", "/conformance", "/pages")
+_OTHER_PATHS = ("/tileMatrixSets", "/colorMaps", "/colormaps", "/conformance", "/pages")
 # The paths that the map server serves, with everything below them. Another server may forward requests for them.
-MAP_PATHS = (MAPS, STAC, TILES, SEARCHES, FILES, *_MORE)
+MAP_PATHS = (MAPS, STAC, TILES, SEARCHES, FILES, *_OTHER_PATHS)
 GRID = "WebMercatorQuad"
 
 
-def is_of_maps(path: str) -> bool:
+def is_map_path(path: str) -> bool:
     return path in MAP_PATHS or path.startswith(tuple(f"{prefix}/" for prefix in MAP_PATHS))
 
 

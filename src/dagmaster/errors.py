@@ -124,7 +124,7 @@ class InvalidWorkflow(InvalidRequest):
 
 
 def place_of(error: BaseException) -> str:
-    """The last place outside of libraries that an unexpected error went through: file, line and function."""
+    """Where an unexpected error was raised, or the call of the library that raised it: file, line and function."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return "an unknown place"

@@ -11,7 +11,7 @@ _DISTRIBUTIONS = {"jwt": "pyjwt"}
 
 
 def missing_extra(error: ImportError, preferred: str | None = None) -> InvalidRequest | None:
-    """The error to report instead, if an extra would have installed the module that could not be imported.
+    """The error to report instead of an ImportError, if an extra would have installed the missing module.
 
     If several extras contain the module, the error names the preferred one, or else `all`.
     """
@@ -21,7 +21,7 @@ def missing_extra(error: ImportError, preferred: str | None = None) -> InvalidRe
         return None
     extra = preferred if preferred in extras else extras.pop() if len(extras) == 1 else "all"
     return InvalidRequest(
-        f"this needs the package {module}, which is not installed",
+        f"the package {module} is required, and is not installed",
         code="extra.missing",
         hint=f"pip install 'dagmaster[{extra}]'",
         module=module,

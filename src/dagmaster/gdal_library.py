@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 
 from dagmaster.errors import InvalidRequest
 
-_END: Final = 2  # SEEK_END
+_SEEK_END: Final = 2
 
 
 class OpenedFile:
@@ -27,11 +27,11 @@ class OpenedFile:
             self._handle = self._library.VSIFOpenExL(path.encode(), b"rb", 1)
             if not self._handle:
                 raise OSError(_last_error(self._library) or "the file does not exist, or access is refused")
-            self._library.VSIFSeekL(self._handle, 0, _END)
+            self._library.VSIFSeekL(self._handle, 0, _SEEK_END)
             self.size_bytes = int(self._library.VSIFTellL(self._handle))
 
     def read(self, length: int, start: int) -> bytes:
-        """The bytes from `start` on; fewer than `length` only at the file's end. A failed request is an OSError."""
+        """The bytes from `start` on; fewer than `length` only at the file's end. Raises OSError if a request fails."""
         expected = max(0, min(length, self.size_bytes - start))
         if not expected:
             return b""

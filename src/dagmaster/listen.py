@@ -1,4 +1,4 @@
-"""Binding a port. Light to import, because a port is bound before anything else starts."""
+"""Bind a port. This module imports little, because a port is bound before anything else starts."""
 
 import errno
 import ipaddress
@@ -14,8 +14,8 @@ class Endpoint:
 
     name: str
     what: str
-    hint_when_taken: str
-    hint_to_protect: str = "set AUTH_ENABLED=true, "
+    hint_if_in_use: str
+    hint_on_security: str = "set AUTH_ENABLED=true, "
 
 
 API = Endpoint("api", "the API", "choose another port with --port (0 takes a free one), or use --no-api")
@@ -24,15 +24,15 @@ SERVING = Endpoint("serving", "the map server", "choose another port with --port
 HEALTH = Endpoint("health", "the health endpoint", "choose another HEALTH_PORT (0 takes a free one)", "")
 
 
-def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
+def bind(host: str, port: int, *, may_expose: bool = False, endpoint: Endpoint = API) -> socket.socket:
     """Bind a port. Done before anything else starts, so that a port in use is reported at once. Non-loopback addresses
-    are refused, unless `is_insecure`: authentication is enabled, or the settings accept the risk."""
-    if not is_loopback(host) and not is_insecure:
+    are refused, unless `may_expose`: authentication is enabled, or the settings accept the risk."""
+    if not is_loopback(host) and not may_expose:
         setting = endpoint.name.upper()
         raise InvalidRequest(
             f"{endpoint.what} would listen on {host}, which other machines can reach, and authentication is disabled",
             code=f"{endpoint.name}.not-loopback",
-            hint=f"{endpoint.hint_to_protect}set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
+            hint=f"{endpoint.hint_on_security}set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
             "behind a proxy or firewall that restricts access",
         )
     try:
@@ -52,12 +52,12 @@ def bind(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint 
     return bound
 
 
-def bind_or_any(host: str, port: int, *, is_insecure: bool = False, endpoint: Endpoint = API) -> socket.socket:
+def bind_or_any(host: str, port: int, *, may_expose: bool = False, endpoint: Endpoint = API) -> socket.socket:
     """Bind this port, or any free one if it is in use: for endpoints of which one machine may have several."""
     try:
-        return bind(host, port, is_insecure=is_insecure, endpoint=endpoint)
+        return bind(host, port, may_expose=may_expose, endpoint=endpoint)
     except Conflict:
-        return bind(host, 0, is_insecure=is_insecure, endpoint=endpoint)
+        return bind(host, 0, may_expose=may_expose, endpoint=endpoint)
 
 
 def url_of(bound: socket.socket) -> str:
@@ -79,7 +79,7 @@ def _refused(endpoint: Endpoint, host: str, port: int, error: OSError) -> Confli
         return Conflict(
             f"port {port} of {host} is already in use",
             code=f"{endpoint.name}.port-taken",
-            hint=endpoint.hint_when_taken,
+            hint=endpoint.hint_if_in_use,
             port=port,
         )
     what = f"{endpoint.what} cannot listen on {host} port {port}: {error.strerror}"

@@ -75,8 +75,8 @@ class ManagedIdentity:
 
     def token_blocking(self, http: "httpx2.Client") -> tuple[str, datetime]:
         """A token that is valid for a while, and when it expires. One thread requests it, and the others wait. If no
-        new token can be obtained, the previous one is used until it expires, and few callers wait for a service that
-        does not respond."""
+        new token can be obtained, the previous one is used until it expires, and the next request is sent after a
+        pause, so that not every caller waits for a service that does not respond."""
         with self._lock:
             is_usable = self._token is not None and self._clock() < self._expires_at
             if not self._is_valid() and not (is_usable and self._clock() < self._retry_at):
@@ -100,7 +100,7 @@ class ManagedIdentity:
         self._keep(response)
 
     def forget(self, token: str | None = None) -> None:
-        """The token was refused: obtain another one. If the refused one is given, a newer one is kept."""
+        """Discard a refused token; the next call obtains another one. If `token` is given, a newer one is kept."""
         if token is None or token == self._token:
             self._token = None
 
@@ -113,8 +113,8 @@ class ManagedIdentity:
         if response.status_code != httpx2.codes.OK:
             raise _no_token(f"its endpoint responded with status {response.status_code}")
         try:
-            answer: Any = response.json()
-            token, expires_on = answer["access_token"], float(answer["expires_on"])
+            content: Any = response.json()
+            token, expires_on = content["access_token"], float(content["expires_on"])
         except (ValueError, TypeError, KeyError):  # the text is left out: it may contain a token
             raise _no_token("the response of its endpoint has no token") from None
         if not isinstance(token, str) or not token:

@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, PositiveInt, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -34,7 +35,7 @@ _MAX_SHOWN_LENGTH = 60
 SCOPES = ("viewer", "reviewer", "author", "operator", "worker", "gateway", "monitor", "admin")
 SERVERS = ("api", "gateway", "serving")
 _ROLE = re.compile(rf"[^=,]+=(?:{'|'.join(SCOPES)}|b2b:[a-z0-9][a-z0-9_-]*)")
-_SHARE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
+_PERCENTAGE = re.compile(r"(?:\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})=(?:100(?:\.0{1,2})?|[0-9]{1,2}(?:\.[0-9]{1,2})?)")
 _CONCURRENCY = re.compile(r"[^=,]+=[1-9][0-9]{0,4}")
 # The password in a URL, or in a connection string of keywords and values.
 _PASSWORD = re.compile(r"://[^:/?#]*:([^@/?#]+)@|password *= *(?:'([^']+)'|([^ ']+))")
@@ -54,7 +55,7 @@ Backend = Literal["folder", "azure", "s3"]
 ZONES = ("bronze", "silver", "external")
 AZURITE_ACCOUNT = "devstoreaccount1"
 
-_SHORTER = (
+_MUST_BE_SHORTER = (
     ("heartbeat_interval_sec", "orphan_threshold_sec", "healthy orchestrators are considered dead"),
     ("lease_renew_sec", "task_lease_sec", "healthy tasks are considered lost"),
     ("orphan_threshold_sec", "janitor_patience_sec", "the janitor acts before the owner of a job can act"),
@@ -64,7 +65,7 @@ _SHORTER = (
         "an output that a worker has stored is deleted before the worker reports it",
     ),
 )
-# Other settings that can contradict each other; `repaired` resets them.
+# Other settings that can contradict each other; `repaired` replaces them by their defaults.
 _CONFLICTING = (
     *("oidc_issuer", "oidc_client_id", "oidc_scope", "dag_callback_url", "transport"),
     *("worker_executor", "dask_scheduler_address", "worker_queue_concurrency"),
@@ -82,7 +83,8 @@ class _Environment(EnvSettingsSource):
 
 
 class Settings(BaseSettings):
-    """The name of a setting is the name of its environment variable in lower case. Secrets are left out of `repr`."""
+    """A setting has the name of its environment variable in lower case, unless an alias is declared. Secrets are left
+    out of `repr`."""
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, case_sensitive=False, env_ignore_empty=True)
 
@@ -769,24 +771,19 @@ class Settings(BaseSettings):
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
 
-    @field_validator("worker_queue", "known_queues", mode="before")
-    @classmethod
-    def _names(cls, value: object) -> object:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
-
     @field_validator("janitor_webhook_url", "review_webhook_url")
     @classmethod
-    def _web_address(cls, value: str | None) -> str | None:
+    def _web_url(cls, value: str | None) -> str | None:
         parts = urlsplit(value or "http://none")
         if parts.scheme not in {"http", "https"} or not parts.hostname or "@" in parts.netloc:
-            raise ValueError("not an http or https URL without user name and password")
+            raise ValueError("must be an http or https URL without user name and password")
         return value
 
     @field_validator("orchestrator_urls", "worker_urls", "serving_urls", mode="before")
     @classmethod
     def _urls(cls, value: object) -> object:
         urls = [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        return tuple(cls._begins_links(url) for url in urls) if isinstance(urls, list) else urls
+        return tuple(cls._base_url(url) for url in urls) if isinstance(urls, list) else urls
 
     @field_validator(
         "azure_storage_account_name", "bronze_azure_account", "silver_azure_account", "external_azure_account"
@@ -794,17 +791,17 @@ class Settings(BaseSettings):
     @classmethod
     def _account(cls, value: str | None) -> str | None:
         if value is not None and not _ACCOUNT.fullmatch(value):
-            raise ValueError("not the name of a storage account: 3 to 24 lower-case letters and digits")
+            raise ValueError("must be the name of a storage account: 3 to 24 lower-case letters and digits")
         return value
 
     @field_validator("dask_scheduler_address")
     @classmethod
-    def _address_of_scheduler(cls, value: str | None) -> str | None:
+    def _scheduler_address(cls, value: str | None) -> str | None:
         if value is not None:
             parts = urlsplit(value)
             is_bare = not (parts.path or parts.query or parts.fragment or "@" in parts.netloc)
             if parts.scheme not in {"tcp", "tls"} or not parts.hostname or not parts.port or not is_bare:
-                raise ValueError("not tls://HOST:PORT or tcp://HOST:PORT")
+                raise ValueError("must be tls://HOST:PORT or tcp://HOST:PORT")
         return value
 
     @field_validator("service_bus_fqdn", "service_bus_namespace")
@@ -812,15 +809,15 @@ class Settings(BaseSettings):
     def _service_bus_name(cls, value: str | None, info: ValidationInfo) -> str | None:
         pattern = _NAMESPACE if info.field_name == "service_bus_namespace" else _HOST
         if value is not None and not pattern.fullmatch(value):
-            raise ValueError("not a name of a Service Bus namespace")
+            raise ValueError("must be the name of a Service Bus namespace")
         return value
 
     @field_validator("azure_storage_endpoint")
     @classmethod
     def _endpoint_of_account(cls, value: str) -> str:
         if "{account}" not in value or "{" in value.replace("{account}", ""):
-            raise ValueError("the URL must contain {account}, and no other braces")
-        cls._begins_links(value.replace("{account}", "account"))
+            raise ValueError("must be a URL with {account}, and without other braces")
+        cls._base_url(value.replace("{account}", "account"))
         return value.rstrip("/")
 
     @field_validator(
@@ -834,47 +831,47 @@ class Settings(BaseSettings):
         "otel_exporter_otlp_endpoint",
     )
     @classmethod
-    def _begins_links(cls, value: str | None) -> str | None:
+    def _base_url(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        parts = urlsplit(cls._web_address(value) or "")
+        parts = urlsplit(cls._web_url(value) or "")
         if parts.query or parts.fragment:
-            raise ValueError("a base URL has no query and no fragment")
+            raise ValueError("must be a URL without query and fragment")
         return value.rstrip("/")
 
     @field_validator("oidc_issuer", "oidc_jwks_url", "adf_url")
     @classmethod
-    def _protected_address(cls, value: str | None) -> str | None:
-        if value is not None and not _is_protected(cls._web_address(value) or ""):
-            raise ValueError("not an https URL")
+    def _secure_url(cls, value: str | None) -> str | None:
+        if value is not None and not _is_secure(cls._web_url(value) or ""):
+            raise ValueError("must be an https URL")
         return value
 
     @field_validator("oidc_roles")
     @classmethod
-    def _name_scopes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _scopes_of_roles(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pair in value:
             if not _ROLE.fullmatch(pair):
-                raise ValueError("not pairs ROLE=SCOPE")
+                raise ValueError("must be pairs ROLE=SCOPE, separated by commas")
         return value
 
     @field_validator("legacy_shares")
     @classmethod
     def _percentages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pair in value:
-            if not _SHARE.fullmatch(pair):
-                raise ValueError("not pairs JOB_TYPE=PERCENT")
+            if not _PERCENTAGE.fullmatch(pair):
+                raise ValueError("must be pairs JOB_TYPE=PERCENT, separated by commas")
         if len({pair.partition("=")[0] for pair in value}) < len(value):
-            raise ValueError("a job type is named twice")
+            raise ValueError("a job type is given twice")
         return value
 
     @field_validator("worker_queue_concurrency")
     @classmethod
-    def _places(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _queue_limits(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for pair in value:
             if not _CONCURRENCY.fullmatch(pair):
-                raise ValueError("not pairs QUEUE=COUNT")
+                raise ValueError("must be pairs QUEUE=COUNT, separated by commas")
         if len({pair.rpartition("=")[0] for pair in value}) < len(value):
-            raise ValueError("a queue is named twice")
+            raise ValueError("a queue is given twice")
         return value
 
     @field_validator("trusted_proxies")
@@ -885,6 +882,8 @@ class Settings(BaseSettings):
         return value
 
     @field_validator(
+        "worker_queue",
+        "known_queues",
         "stac_href_prefixes",
         "trusted_proxies",
         "oidc_audience",
@@ -894,16 +893,16 @@ class Settings(BaseSettings):
         mode="before",
     )
     @classmethod
-    def _prefixes(cls, value: object) -> object:
+    def _parts(cls, value: object) -> object:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
     @field_validator("stac_href_prefixes")
     @classmethod
-    def _name_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _url_prefixes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for prefix in value:
             parts = urlsplit(prefix)
             if not parts.scheme or not parts.netloc or parts.query or parts.fragment or "@" in parts.netloc:
-                raise ValueError("not URLs with a scheme and a host, and without user name, query and fragment")
+                raise ValueError("must be URLs with a scheme and a host, and without user name, query and fragment")
         return value
 
     @field_validator("workflow_folders", mode="before")
@@ -916,14 +915,14 @@ class Settings(BaseSettings):
         conflicts = [
             f"{short.upper()}={getattr(self, short):g} must be shorter than {long.upper()}={getattr(self, long):g}, "
             f"or {consequence}"
-            for short, long, consequence in _SHORTER
+            for short, long, consequence in _MUST_BE_SHORTER
             if getattr(self, short) >= getattr(self, long)
         ]
         if self.oidc_issuer and not self.oidc_audience:
             conflicts.append("OIDC_ISSUER requires OIDC_AUDIENCE, or tokens for other services would be accepted")
         if self.oidc_client_id and not self.oidc_issuer:
             conflicts.append("OIDC_CLIENT_ID requires OIDC_ISSUER, at which people sign in")
-        if self.dag_callback_url and not (self.dag_callback_insecure or _is_protected(self.dag_callback_url)):
+        if self.dag_callback_url and not (self.dag_callback_insecure or _is_secure(self.dag_callback_url)):
             conflicts.append("DAG_CALLBACK_URL must begin with https://, unless DAG_CALLBACK_INSECURE=true")
         if "openid" not in self.oidc_scope.split():
             conflicts.append("OIDC_SCOPE must include openid, or the issuer sends no ID token")
@@ -931,8 +930,8 @@ class Settings(BaseSettings):
             conflicts.append(
                 f"WORKER_QUEUE_CONCURRENCY names {', '.join(sorted(foreign))}, which WORKER_QUEUE does not name"
             )
-        places = (self.service_bus_fqdn, self.service_bus_namespace, self.service_bus_connection_string)
-        if self.transport == "servicebus" and sum(place is not None for place in places) != 1:
+        addresses = (self.service_bus_fqdn, self.service_bus_namespace, self.service_bus_connection_string)
+        if self.transport == "servicebus" and sum(address is not None for address in addresses) != 1:
             conflicts.append(
                 "TRANSPORT=servicebus requires exactly one of SERVICE_BUS_FQDN, SERVICE_BUS_NAMESPACE and "
                 "SERVICE_BUS_CONNECTION_STRING"
@@ -1054,15 +1053,15 @@ def _host(url: str) -> str:
     return urlsplit(url).hostname or ""
 
 
-def _is_protected(url: str) -> bool:
-    """Whether requests to a URL cannot be read on the network: by https, or to this machine."""
+def _is_secure(url: str) -> bool:
+    """Whether others on the network cannot read requests to a URL: it has https, or a host of this machine."""
     parts = urlsplit(url)
     return parts.scheme == "https" or is_loopback(parts.hostname or "")
 
 
 def load(**overrides: Any) -> Settings:
-    """Read the environment. The error names the variable of every invalid value, and the values that it accepts.
-    Afterwards, the secrets among the values are hidden in all texts of the process."""
+    """Read the environment. The error names each variable with an invalid value, and what it accepts. Afterwards, the
+    secrets among the values are redacted in all texts of the process."""
     try:
         loaded = Settings(**overrides)
         protect(secrets_of(loaded))
@@ -1096,20 +1095,24 @@ def _secret_in(name: str, value: str) -> str | None:
 
 def problems_of(error: ValidationError, overrides: Mapping[str, Any]) -> list[str]:
     """One line for each problem. Values that contradict each other are reported only if each of them is valid alone."""
-    bad = {str(name): mistake["input"] for mistake in error.errors() for name in mistake["loc"][:1]}
-    if not bad:
+    invalid = {str(name): mistake for mistake in error.errors() for name in mistake["loc"][:1]}
+    if not invalid:
         return _conflicts(error)
-    fields = {variable: field for variable, field in variables().items() if {variable, variable.lower()} & bad.keys()}
-    problems = [
-        f"{variable}{_shown(field, bad.get(variable, bad.get(variable.lower())))}: expected {kind_of(field)}"
-        for variable, field in fields.items()
-    ]
-    defaults = {name: variables()[name.upper()].default for name in bad}
+    fields = {name: field for name, field in variables().items() if {name, name.lower()} & invalid.keys()}
+    problems = [_problem(name, field, invalid.get(name) or invalid[name.lower()]) for name, field in fields.items()]
+    defaults = {name: variables()[name.upper()].default for name in invalid}
     try:
         Settings(**{**overrides, **defaults})
     except ValidationError as other:
         problems += [line for line in _conflicts(other) if not any(variable in line for variable in fields)]
     return problems
+
+
+def _problem(variable: str, field: FieldInfo, mistake: ErrorDetails) -> str:
+    """An invalid value, with the message of its validator, or else the values that the setting accepts."""
+    has_message = mistake["type"] == "value_error"
+    expected = str(mistake["ctx"]["error"]) if has_message else f"expected {kind_of(field)}"
+    return f"{variable}{_shown(field, mistake['input'])}: {expected}"
 
 
 def repaired(**overrides: Any) -> Settings:
@@ -1118,7 +1121,7 @@ def repaired(**overrides: Any) -> Settings:
         return Settings(**overrides)
     except ValidationError as error:
         bad = [str(mistake["loc"][0]) for mistake in error.errors() if mistake["loc"]]
-    bad = bad or [*_CONFLICTING, *(name for pair in _SHORTER for name in pair[:2])]
+    bad = bad or [*_CONFLICTING, *(name for pair in _MUST_BE_SHORTER for name in pair[:2])]
     return repaired(**{**overrides, **{name: variables()[name.upper()].default for name in bad}})
 
 
@@ -1135,7 +1138,7 @@ def kind_of(field: FieldInfo) -> str:
     if get_origin(kinds[0]) is Literal:
         return ", ".join(map(str, get_args(kinds[0])))
     if get_origin(field.annotation) is tuple:
-        return "paths, separated by `:`" if kinds[0] is Path else "names, separated by `,`"
+        return "paths, separated by `:`" if kinds[0] is Path else "values, separated by `,`"
     words = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "path"}
     return words[kinds[0]] + "".join(sorted(_bound(note) for note in field.metadata))
 

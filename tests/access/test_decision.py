@@ -36,7 +36,7 @@ APPROVED = AssetVersionState(
 NEWER = replace(APPROVED, ordinal=1, label="b")
 REVISED = replace(APPROVED, revision=2, approval=ApprovalState.PENDING_REVIEW)
 
-# state of the asset, version asked for, revision asked for; then: anonymous, own, foreign, viewer, staff
+# state of the asset, requested version, requested revision; then the access of: anonymous, own, foreign, viewer, staff
 TABLE = {
     "pending": (
         "public",
@@ -51,7 +51,7 @@ TABLE = {
         "none status none none preview",
     ),
     "newer revision": ("public", [REVISED], 2, "none status none none preview"),
-    "approved revision beside a newer one": ("public", [REVISED], None, "data data data data data"),
+    "approved revision with a newer one": ("public", [REVISED], None, "data data data data data"),
     "the same by its number": ("public", [REVISED], 1, "data data data data data"),
     "uncleared": ("uncleared", [APPROVED], None, "none status none none preview"),
     "ouo": ("ouo", [APPROVED], None, "none status none data data"),
@@ -77,13 +77,13 @@ TABLE = {
     ),
     "deleted": ("public", [replace(APPROVED, is_deleted=True)], None, "none status none none history"),
     "older version": ("public", [APPROVED, NEWER], None, "none status none none data"),
-    "older version behind a deleted one": (
+    "older version before a deleted one": (
         "public",
         [APPROVED, replace(NEWER, is_deleted=True)],
         None,
         "data data data data data",
     ),
-    "a revision that never was": ("public", [APPROVED], 9, "none status none none preview"),
+    "a revision that does not exist": ("public", [APPROVED], 9, "none status none none preview"),
 }
 
 
@@ -109,7 +109,7 @@ def test_access_follows_the_table(name):
     }
 
 
-def test_an_asset_that_exposes_all_versions_serves_the_older_ones():
+def test_an_asset_that_exposes_all_versions_also_serves_the_older_ones():
     asset = AssetState("ddh", Clearance.PUBLIC, Exposure.ALL_VERSIONS, versions=(APPROVED, NEWER))
 
     assert read_access(ANONYMOUS, Publication.of(asset, APPROVED)) == ReadAccess.DATA
@@ -132,11 +132,11 @@ def test_a_search_finds_the_assets_whose_latest_version_the_caller_may_read(clea
         assert (clearance in readable_clearances(caller)) == is_data
 
 
-def test_only_staff_may_preview():
+def test_only_reviewers_operators_and_administrators_may_preview():
     assert {kind for kind, caller in CALLERS.items() if may_preview(caller)} == {"reviewer", "operator", "admin"}
 
 
-# the name of a state above, the link, then what it reads: without a revision in the request, and of revisions 1 and 2
+# the name of a state above, the link; then the access: without a revision in the request, with revision 1, with 2
 LINKS = {
     ("pending", "version"): "none none none",
     ("pending", "preview of 1"): "none preview none",
@@ -164,7 +164,7 @@ def _link(kind: str, ordinal: int = 0) -> VersionLink:
 
 
 @pytest.mark.parametrize(("name", "kind"), LINKS)
-def test_a_link_reads_one_version_while_it_is_published_or_one_revision_as_a_preview(name, kind):
+def test_a_link_gives_access_to_one_published_version_or_to_one_revision_as_a_preview(name, kind):
     clearance, versions, _, _ = TABLE[name]
     publication = Publication.of(AssetState("ddh", Clearance(clearance), versions=tuple(versions)), versions[0])
 
@@ -174,7 +174,7 @@ def test_a_link_reads_one_version_while_it_is_published_or_one_revision_as_a_pre
 
 
 @pytest.mark.parametrize("kind", ["version", "revision 1", "preview of 1"])
-def test_a_link_reads_no_other_version_and_no_other_asset(kind):
+def test_a_link_gives_no_access_to_other_versions_or_assets(kind):
     publication = Publication.of(AssetState("ddh", Clearance.PUBLIC, versions=(APPROVED,)), APPROVED)
 
     assert link_access(_link(kind, ordinal=1), ASSET_ID, publication, 1) == ReadAccess.NONE

@@ -34,12 +34,12 @@ def test_a_new_secret_keeps_the_id():
 
 
 @given(st.text())
-def test_other_texts_are_not_keys(text):
+def test_texts_in_another_form_are_not_keys(text):
     assert parse_key(text) is None or KEY.fullmatch(text)
 
 
 @given(st.integers(0, 59), st.characters())
-def test_a_changed_key_is_another_one_or_none(place, character):
+def test_a_changed_key_is_not_accepted(place, character):
     key = new_key()
     changed = key.text[:place] + character + key.text[place + 1 :]
 
@@ -49,7 +49,7 @@ def test_a_changed_key_is_another_one_or_none(place, character):
 
 
 @pytest.mark.parametrize("around", [" {}", "{} ", "{}\n", "{}=", "\0{}", "x{}", "{}{}"])
-def test_nothing_may_stand_around_a_key(around):
+def test_a_key_with_text_around_it_is_not_a_key(around):
     text = new_key().text
 
     assert parse_key(around.format(text, text)) is None
@@ -76,7 +76,7 @@ def test_the_text_is_not_in_the_repr():
 
 @pytest.mark.requirement("X3")
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_a_key_in_any_text_is_hidden(before, after):
+def test_a_key_within_any_text_is_redacted(before, after):
     text = new_key().text
     secret = text.split("_", 2)[2]
 
@@ -85,7 +85,7 @@ def test_a_key_in_any_text_is_hidden(before, after):
 
 
 @pytest.mark.requirement("X3")
-def test_the_id_of_a_hidden_key_stays():
+def test_the_id_of_a_redacted_key_stays_visible():
     key = new_key()
 
     assert redact(f"see {key.text}.") == f"see dgm_{key.key_id}_***."

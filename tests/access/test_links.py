@@ -1,4 +1,4 @@
-"""Tokens of signed links: what was signed is read back, and nothing else is accepted."""
+"""Tokens of signed links: a signed link can be read from its token, and no other text is accepted."""
 
 import pytest
 
@@ -15,7 +15,7 @@ LINKS = [
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_a_token_has_what_was_signed(link):
+def test_a_token_contains_the_signed_link(link):
     token = sign(link, "k1", "secret")
 
     assert verified(token, "secret") == link
@@ -23,7 +23,7 @@ def test_a_token_has_what_was_signed(link):
     assert len(token) <= MAX_TOKEN_LENGTH
 
 
-def test_a_token_is_pinned():
+def test_the_format_of_tokens_does_not_change():
     token = sign(LINKS[0], "k1", "secret")
 
     assert token == f"dgl1.k1.{ASSET_ID}.0.0.d.1800000000.pSHnQn2_iMhAbvg_j4UI3QMBUUn6KhTLE4_k97Jl3xU"
@@ -43,24 +43,24 @@ def test_a_token_with_any_other_character_is_not_accepted(link):
     assert verified(f"{token}\n", "secret") is None
 
 
-def test_a_token_needs_the_secret():
+def test_a_token_that_is_signed_with_another_secret_is_not_accepted():
     assert verified(sign(LINKS[0], "k1", "secret"), "other") is None
 
 
 @pytest.mark.parametrize("text", ["", "dgl1", "next:abc:def", "x" * 5000, "dgl1." * 100])
-def test_other_texts_are_not_tokens(text):
+def test_texts_in_another_form_are_not_tokens(text):
     assert key_id_of(text) is None
     assert verified(text, "secret") is None
 
 
-def test_a_link_expires_at_its_time():
+def test_a_link_expires():
     link = VersionLink(ASSET_ID, 0, 100)
 
     assert not link.is_expired(99.9)
     assert link.is_expired(100)
 
 
-def test_a_link_to_a_preview_names_the_revision():
+def test_a_link_to_a_preview_must_name_the_revision():
     with pytest.raises(ValueError, match="must name the revision"):
         VersionLink(ASSET_ID, 0, 100, is_preview=True)
     forged = sign(VersionLink(ASSET_ID, 0, 100), "k1", "secret").replace(".d.", ".p.")

@@ -1,4 +1,4 @@
-"""Every route of every app declares the permission that it needs, and none of our dependencies runs in a thread."""
+"""Every route of every app declares the permission that it needs, and no dependency of dagmaster runs in a thread."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import pytest
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.access.permissions import ALLOWED, Permission, may
 from dagmaster.api.app import create_app as create_api
-from dagmaster.dataset_urls import is_of_maps
+from dagmaster.dataset_urls import is_map_path
 from dagmaster.gateway.app import create_app as create_gateway
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import WorkflowLibrary
@@ -55,22 +55,22 @@ def test_every_route_of_the_api_declares_its_permission():
     assert undeclared == []
 
 
-def test_only_these_routes_of_the_api_are_for_anyone():
+def test_only_the_listed_routes_of_the_api_need_no_permission():
     open_to_all = {route.path for route in routes(API) if permission_of(route) is Permission.ANYONE}
 
-    assert {path for path in open_to_all if not is_of_maps(path)} == OPEN  # the map server decides on the others
+    assert {path for path in open_to_all if not is_map_path(path)} == OPEN  # the map server decides on the others
 
 
-def test_routes_that_change_something_do_not_get_by_with_a_permission_to_read():
+def test_routes_that_change_something_require_more_than_a_permission_to_read():
     reading = {permission for permission in Permission if permission.endswith(":read")}
     changing = {
         route.path
         for route in routes(API)
         if route.methods - {"GET", "HEAD", "OPTIONS"} and permission_of(route) in {*reading, Permission.ANYONE}
-        if not is_of_maps(route.path)  # the map server only reads
+        if not is_map_path(route.path)  # the map server only reads
     }
 
-    # Validating stores nothing; signing in sends a key.
+    # Validating stores nothing; the request to sign in contains the key.
     assert changing == {"/api/v1/workflows/validate", "/api/v1/session"}
 
 
@@ -102,7 +102,7 @@ def dependencies(dependant: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.mark.parametrize("create", [lambda *_: API, create_gateway, create_maps], ids=["api", "gateway", "maps"])
-def test_no_dependency_of_ours_runs_in_a_thread(create):
+def test_no_dependency_of_dagmaster_runs_in_a_thread(create):
     """FastAPI runs plain functions in a thread, which takes longer than the functions themselves."""
     dependants = [route.dependant for route in routes(create(load(), NOWHERE)) if hasattr(route, "dependant")]
     calls = {call for dependant in dependants for call in dependencies(dependant)}
@@ -115,12 +115,12 @@ def test_no_dependency_of_ours_runs_in_a_thread(create):
     assert [call for call in plain if not inspect.iscoroutinefunction(type(call).__call__)] == []
 
 
-def test_the_probes_of_workers_are_for_anyone_who_reaches_them():
+def test_the_probes_of_workers_need_no_permission():
     assert set(PROBE_PERMISSION) == set(probes.PATHS)
     assert set(PROBE_PERMISSION.values()) == {Permission.ANYONE}
 
 
-def test_a_worker_key_executes_and_reports_tasks_and_nothing_else():
+def test_a_worker_key_may_only_execute_and_report_tasks():
     assert ALLOWED[Scope.WORKER] == {Permission.TASKS_REPORT, Permission.TASKS_EXECUTE}
     paths = {route.path for route in routes(API) if permission_of(route) is Permission.TASKS_REPORT}
     executing = {route.path for route in routes(API) if permission_of(route) is Permission.TASKS_EXECUTE}
@@ -139,7 +139,7 @@ def test_a_worker_key_executes_and_reports_tasks_and_nothing_else():
     }
 
 
-def test_a_monitor_key_reads_metrics_health_and_queues_and_nothing_else():
+def test_a_monitor_key_may_only_read_metrics_health_and_queues():
     assert ALLOWED[Scope.MONITOR] == {Permission.METRICS_READ}
     apps = {"api": API, "gateway": create_gateway(load(), NOWHERE), "maps": create_maps(load(), NOWHERE)}
 
@@ -161,7 +161,7 @@ def test_a_monitor_key_reads_metrics_health_and_queues_and_nothing_else():
     }
 
 
-def test_anonymous_callers_and_callers_without_scopes_may_only_do_what_anyone_may():
+def test_callers_without_scopes_may_only_use_routes_without_permission():
     for caller in (ANONYMOUS, Caller("without scopes")):
         assert [permission for permission in Permission if may(caller, permission)] == [Permission.ANYONE]
 

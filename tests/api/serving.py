@@ -1,4 +1,4 @@
-"""The API inside a test: in memory, or on a port of its own where a connection is the subject."""
+"""The API inside a test: in memory, or on a port if the test needs real connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -61,7 +61,7 @@ async def ok(awaited: Any, status: int = 200) -> Any:
     return answer.json() if answer.content else None
 
 
-async def everything(client: AsyncClient, path: str, **params: Any) -> list[list[dict[str, Any]]]:
+async def pages_of(client: AsyncClient, path: str, **params: Any) -> list[list[dict[str, Any]]]:
     """All pages of a list."""
     pages: list[list[dict[str, Any]]] = []
     while True:

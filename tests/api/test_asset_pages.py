@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from dagmaster.client import AsyncClient as DagmasterClient
-from tests.api.serving import V1, api, app_of, everything, ok, served
+from tests.api.serving import V1, api, app_of, ok, pages_of, served
 from tests.api.test_callers import bearer, keys_of
 from tests.operations.kit import opened
 
@@ -48,14 +48,14 @@ async def test_assets_are_listed_with_their_extent_and_filtered_by_state(catalog
     assert both == {"waiting", "broken"}
 
 
-async def test_reviewers_work_through_a_queue(catalog_database, tmp_path):
+async def test_reviewers_see_what_needs_review_as_a_queue(catalog_database, tmp_path):
     async with opened(catalog_database, tmp_path) as kit:
         for name in ("a", "b", "c"):
             await kit.process(await kit.submit(name))
         await kit.publish("d")
         async with api(catalog_database) as client:
             first = await ok(client.get(f"{V1}/reviews", params={"limit": 2}))
-            pages = await everything(client, f"{V1}/reviews", limit=2)
+            pages = await pages_of(client, f"{V1}/reviews", limit=2)
             other = await ok(client.get(f"{V1}/reviews", params={"platform_id": "other"}))
             asset = await ok(client.get(f"{V1}/assets/a"))
             bad = [
@@ -71,7 +71,7 @@ async def test_reviewers_work_through_a_queue(catalog_database, tmp_path):
     assert bad == [400] * 4
 
 
-async def test_versions_are_compared_and_have_their_origin(catalog_database, tmp_path):
+async def test_versions_can_be_compared_and_show_their_provenance(catalog_database, tmp_path):
     async with opened(catalog_database, tmp_path) as kit:
         first = await kit.publish("dem", version_label="1")
         second = await kit.submit("dem", content=b"other", version_label="2", request_id="order-2")

@@ -1,4 +1,4 @@
-"""Assets over HTTP: submitted, listed, reviewed; who sees what; and how a stale change is refused."""
+"""Assets over HTTP: submissions, lists, reviews, visibility, and the refusal of stale changes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.assets.identity import asset_id_of
 from dagmaster.web.authentication import Identity
-from tests.api.serving import V1, app_of, client_of, everything, ok
+from tests.api.serving import V1, app_of, client_of, ok, pages_of
 from tests.operations.kit import Kit, opened
 
 FLOODS = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
@@ -42,7 +42,7 @@ CALLERS = {
 
 
 class NamedCallers:
-    """The caller is the one that the header X-Caller names."""
+    """The header X-Caller names the caller."""
 
     async def identify(self, _scope: Any, headers: Headers) -> Identity:
         return Identity(CALLERS[headers.get("x-caller", "admin")])
@@ -50,7 +50,7 @@ class NamedCallers:
 
 @dataclass
 class Api:
-    """The API and the platform behind it; jobs are ended by hand."""
+    """The API and the platform behind it. No workers run: the test ends the jobs."""
 
     client: AsyncClient
     kit: Kit
@@ -66,7 +66,7 @@ class Api:
         return await self.client.post(f"{V1}/submit", json=request, headers={"X-Caller": caller})
 
     async def processed(self, **changes: Any) -> dict[str, Any]:
-        """Submitted, and its job has completed."""
+        """Submit, and complete the job."""
         submitted = await ok(self.submit(**changes), 202)
         await self.kit.write_documents(submitted["dataset_id"], submitted["version_ordinal"], submitted["revision"])
         await self.kit.end_job(submitted["job_id"])
@@ -112,7 +112,7 @@ def folder(tmp_path: Path) -> Path:
 
 class TestSubmission:
     @pytest.mark.requirement("A2")
-    async def test_a_submission_makes_asset_version_and_job(self, catalog_database, folder):
+    async def test_a_submission_creates_an_asset_a_version_and_a_job(self, catalog_database, folder):
         async with opened_api(catalog_database, folder) as api:
             answer = await api.submit(caller="operator", request_id="order-1", parameters={"title": "Floods"})
             submitted = answer.json()
@@ -133,7 +133,7 @@ class TestSubmission:
         assert job["job"]["inputs"]["dataset_id"] == "floods-r1"
 
     @pytest.mark.requirement("A4")
-    async def test_every_documented_answer_of_a_resubmission(self, catalog_database, folder):
+    async def test_resubmissions_have_the_documented_outcomes(self, catalog_database, folder):
         async with opened_api(catalog_database, folder) as api:
             new = await api.submit()
             during = await api.submit()
@@ -175,7 +175,7 @@ class TestSubmission:
         assert (again["outcome"], again["same_content_as"]) == ("new_version", 0)
 
     @pytest.mark.requirement("O1")
-    async def test_the_same_request_id_gets_the_same_answer_and_nothing_else(self, catalog_database, folder):
+    async def test_a_repeated_request_id_gets_the_same_response_and_creates_nothing(self, catalog_database, folder):
         async with opened_api(catalog_database, folder) as api:
             first = await api.submit(request_id="order-1")
             before = await api.counts()
@@ -200,9 +200,7 @@ class TestSubmission:
             ({"platform": "ddh"}, 422, "request.invalid"),
         ],
     )
-    async def test_what_cannot_be_submitted_is_refused_with_a_code(
-        self, catalog_database, folder, changes, status, code
-    ):
+    async def test_an_invalid_submission_is_refused_with_a_code(self, catalog_database, folder, changes, status, code):
         async with opened_api(catalog_database, folder) as api:
             before = await api.counts()
             answer = await api.submit(**changes)
@@ -278,7 +276,7 @@ class TestLists:
             await api.published("public", platform_id="geonode", platform_refs=uuid, request_id="g-1")
             await api.processed(platform_refs={"dataset_id": "fires", "resource_id": "r0", "version_id": "1"})
             path = f"{V1}/assets"
-            pages = await everything(api.client, path, limit=3)
+            pages = await pages_of(api.client, path, limit=3)
             names = [asset["dataset_id"] for page in pages for asset in page]
 
             async def listed(**filters: Any) -> list[str]:
@@ -343,7 +341,7 @@ class TestReview:
         assert missing.json()["code"] == "version.not-found"
 
     @pytest.mark.requirement("A5")
-    async def test_another_revision_than_the_one_that_was_seen_is_not_approved(self, catalog_database, folder):
+    async def test_a_revision_that_is_no_longer_the_newest_is_not_approved(self, catalog_database, folder):
         async with opened_api(catalog_database, folder) as api:
             await api.processed()
             await api.processed(content=b"newer")
@@ -406,7 +404,7 @@ class TestReview:
 class TestVisibility:
     @pytest.fixture
     async def api(self, catalog_database, folder):
-        """Three assets of ddh: ouo with a newer revision in review, public, and one that was never approved."""
+        """Three assets of ddh: one `ouo` with a newer revision to review, one `public`, and one never approved."""
         async with opened_api(catalog_database, folder) as api:
             await api.published(request_id="ouo-1")
             await api.processed(content=b"newer", request_id="ouo-2")
@@ -427,7 +425,7 @@ class TestVisibility:
             ("geonode", {"fires-r1"}),
         ],
     )
-    async def test_a_caller_lists_and_gets_what_it_may_read(self, api, caller, seen):
+    async def test_a_caller_lists_and_gets_only_assets_that_it_may_read(self, api, caller, seen):
         headers = {"X-Caller": caller}
         page = await ok(api.client.get(f"{V1}/assets", headers=headers))
         visible = {
@@ -445,7 +443,7 @@ class TestVisibility:
         assert {(answer.status_code, answer.json()["code"]) for answer in hidden} <= {(404, "asset.not-found")}
 
     @pytest.mark.requirement("C3")
-    async def test_a_viewer_sees_what_is_served_and_no_internals(self, api):
+    async def test_a_viewer_sees_served_revisions_without_internal_fields(self, api):
         asset = await api.asset("floods-r1", "viewer")
         whole = await api.asset("floods-r1")
 
@@ -459,7 +457,7 @@ class TestVisibility:
         assert version["revisions"][0]["source"] == {}
 
     @pytest.mark.requirement("C3")
-    async def test_a_platform_sees_how_far_its_own_versions_are_without_jobs_and_people(self, api):
+    async def test_a_platform_sees_the_states_of_its_own_versions_without_jobs_and_persons(self, api):
         asset = await api.asset("floods-r1", "ddh")
         submitted = await ok(api.submit(caller="ddh", content=b"newest", request_id="ouo-3"), 202)
         own = await ok(api.client.get(f"{V1}/status/ouo-3", headers={"X-Caller": "ddh"}))
@@ -474,7 +472,7 @@ class TestVisibility:
         assert (history.status_code, history.json()["code"]) == (403, "history.not-allowed")
 
     @pytest.mark.requirement("C3")
-    async def test_what_belongs_to_another_platform_does_not_exist_for_a_platform(self, api):
+    async def test_data_of_other_platforms_is_not_found_by_a_platform(self, api):
         headers = {"X-Caller": "geonode"}
         submission = await api.submit(caller="geonode")
         status = await api.client.get(f"{V1}/status/ouo-1", headers=headers)
@@ -488,7 +486,7 @@ class TestVisibility:
 
     @pytest.mark.requirement("X1")
     @pytest.mark.parametrize("caller", ["viewer", "author", "ddh", "anonymous"])
-    async def test_only_reviewers_decide_and_only_operators_delete(self, api, caller):
+    async def test_only_reviewers_may_review_and_only_operators_may_delete(self, api, caller):
         headers = {"X-Caller": caller}
         path = f"{V1}/assets/fires-r1"
         answers = [
@@ -511,7 +509,7 @@ class TestVisibility:
 
 class TestPlatforms:
     @pytest.mark.requirement("A1")
-    async def test_a_new_platform_is_a_row_and_submits_at_once(self, catalog_database, folder):
+    async def test_a_platform_can_submit_as_soon_as_it_is_added(self, catalog_database, folder):
         mine = {
             "platform_id": "mine",
             "display_name": "Mine survey",
@@ -539,7 +537,7 @@ class TestPlatforms:
         assert (closed["is_active"], closed["display_name"]) == (False, "Mine survey")
         assert (refused.status_code, refused.json()["code"]) == (409, "platform.inactive")
 
-    async def test_a_stale_change_of_a_platform_is_refused_and_shows_its_present_state(self, catalog_database, folder):
+    async def test_a_stale_change_of_a_platform_is_refused_and_shows_its_current_state(self, catalog_database, folder):
         async with opened_api(catalog_database, folder) as api:
             path = f"{V1}/platforms/ddh"
             seen = (await api.client.get(path)).headers["etag"]
@@ -575,24 +573,22 @@ class TestPlatforms:
             request = {"name": "hub", "scopes": ["b2b"], "platform_id": "ddh"}
             key = await ok(api.client.post(f"{V1}/keys", json=request), 201)
             submitted = await ok(api.submit(), 202)
-            everything = await ok(api.client.get(f"{V1}/audit"))
+            audit = await ok(api.client.get(f"{V1}/audit"))
             of_ddh = await ok(api.client.get(f"{V1}/audit", params={"platform_id": "ddh", "limit": 2}))
             following = await ok(
                 api.client.get(f"{V1}/audit", params={"platform_id": "ddh", "limit": 2, "after": of_ddh["next"]})
             )
             of_keys = await ok(
-                api.client.get(
-                    f"{V1}/audit", params={"action": "key_created", "actor": everything["items"][1]["actor"]}
-                )
+                api.client.get(f"{V1}/audit", params={"action": "key_created", "actor": audit["items"][1]["actor"]})
             )
             of_unknown = await ok(api.client.get(f"{V1}/audit", params={"actor": "unknown"}))
 
-        actions = [event["action"] for event in everything["items"]]
+        actions = [event["action"] for event in audit["items"]]
         assert actions == ["submitted", "key_created", "platform_changed"]
-        assert everything["items"][0]["asset_id"] == submitted["asset_id"]
+        assert audit["items"][0]["asset_id"] == submitted["asset_id"]
         assert [event["action"] for event in (*of_ddh["items"], *following["items"])] == actions
         (created,) = of_keys["items"]
         assert (created["platform_id"], created["detail"]["name"]) == ("ddh", "hub")
-        assert key["key"] not in str(everything)
+        assert key["key"] not in str(audit)
         assert of_unknown["items"] == []
-        assert everything["items"][2]["reason"] == "renamed"
+        assert audit["items"][2]["reason"] == "renamed"

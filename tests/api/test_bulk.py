@@ -64,7 +64,7 @@ async def test_failed_jobs_are_resumed_by_a_filter_as_previewed(database):
     assert str(completed) not in entry["detail"]["job_ids"]
 
 
-async def test_each_job_that_cannot_be_changed_says_why(database):
+async def test_each_job_that_cannot_be_changed_has_a_reason(database):
     async with engine(database) as running, api(database, running) as client:
         waiting = await running.submit(workflow(GATE))
         completed = (await running.run(workflow(FAILING), fail=False))["job_id"]
@@ -103,17 +103,17 @@ async def test_each_job_that_cannot_be_changed_says_why(database):
         {"action": "cancel", "filter": {"status": ["lost"]}},
     ],
 )
-async def test_a_request_that_makes_no_sense_is_refused(shared_database, request_body):
+async def test_an_invalid_bulk_request_is_refused(shared_database, request_body):
     async with api(shared_database) as client:
         await bulk(client, 422, **request_body)
 
 
-async def test_a_filter_with_a_time_that_is_none_is_refused(shared_database):
+async def test_a_filter_with_an_invalid_time_is_refused(shared_database):
     async with api(shared_database) as client:
         await bulk(client, 400, action="cancel", filter={"since": "yesterday-ish"})
 
 
-async def test_concurrent_requests_resume_a_job_once(database):
+async def test_each_accepted_one_of_concurrent_requests_resumes_the_job_once(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = (await running.run(workflow(FAILING)))["job_id"]
         reports = await asyncio.gather(*(bulk(client, action="resume", job_ids=[str(job_id)]) for _ in range(4)))

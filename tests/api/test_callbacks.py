@@ -1,4 +1,4 @@
-"""Operators see which callbacks were delivered, repeat them, and rotate the secrets that sign them."""
+"""Operators list callbacks with their deliveries and repeat them; administrators rotate the secrets that sign them."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from dagmaster.database.callbacks.rows import CallbackLimits
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.observe import log
 from dagmaster.web.authentication import permission_of
-from tests.api.serving import V1, api, app_of, everything, ok, served
+from tests.api.serving import V1, api, app_of, ok, pages_of, served
 from tests.callbacks.stage import Stage
 
 pytestmark = pytest.mark.requirement("E24")
@@ -45,7 +45,7 @@ async def test_callbacks_are_listed_by_request_platform_and_state(database, stag
         stage.record_callbacks(f"r{number}", platform_id="ddh" if number % 2 else "arcgis")
     await end(database, "r1", DeliveryAttempt(204), CallbackState.DELIVERED)
     async with api(database) as client:
-        pages = await everything(client, f"{V1}/callbacks", limit=2)
+        pages = await pages_of(client, f"{V1}/callbacks", limit=2)
         of_ddh = await ok(client.get(f"{V1}/callbacks", params={"platform_id": "ddh"}))
         delivered = await ok(client.get(f"{V1}/callbacks", params={"state": "delivered"}))
         of_request = await ok(client.get(f"{V1}/callbacks", params={"request_id": "r3"}))
@@ -104,7 +104,7 @@ async def test_a_secret_is_shown_once_to_an_administrator(database, stage):
         second = await ok(client.post(f"{V1}/platforms/arcgis/rotate-secret", json={"overlap_seconds": 60}))
         unknown = await client.post(f"{V1}/platforms/unknown/rotate-secret")
         too_long = await client.post(f"{V1}/platforms/ddh/rotate-secret", json={"overlap_seconds": 1e9})
-        everywhere = [
+        texts = [
             (await client.get(f"{V1}/{path}")).text for path in ("platforms", "platforms/arcgis", "callbacks", "stats")
         ]
 
@@ -114,7 +114,7 @@ async def test_a_secret_is_shown_once_to_an_administrator(database, stage):
     assert second["previous_until"] is not None
     assert first["secret"] != second["secret"]
     assert (unknown.status_code, too_long.status_code) == (404, 422)
-    assert "whsec_" not in "".join(everywhere)
+    assert "whsec_" not in "".join(texts)
     history = stage.rows("SELECT * FROM dagapp.asset_events WHERE action = 'secret_rotated'")
     assert [row["platform_id"] for row in history] == ["ddh", "arcgis", "arcgis"]
     assert "whsec_" not in str(history)

@@ -1,4 +1,4 @@
-"""Callers of the API: what each kind of key may do, whose name is recorded, and that no key is ever repeated."""
+"""Callers of the API: the permissions of each scope, the recorded actor, and that no key is ever written anywhere."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ ROUTES = sorted(
 
 
 def url_of(path):
-    """The path of a route with ids that are well-formed."""
+    """The path of a route with valid ids."""
     url = path.replace("{job_id}", "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01").replace(
         "{dead_letter_id}", "b8a1f6a2-2a44-4a38-9c1f-0d5f0f0f7a11"
     )
@@ -81,7 +81,7 @@ def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
-async def test_every_kind_of_caller_reaches_exactly_what_its_scope_allows(database):
+async def test_every_scope_can_use_exactly_the_routes_that_it_allows(database):
     """A request that is not refused may still be invalid: the ids in its path do not exist."""
     async with keys_of(database, *Scope) as keys, api(database, auth_enabled=True) as client:
         for method, path, permission in ROUTES:
@@ -97,7 +97,7 @@ async def test_every_kind_of_caller_reaches_exactly_what_its_scope_allows(databa
                 assert answer.status_code != 401
 
 
-async def test_a_definition_of_ones_own_needs_its_permission(database):
+async def test_submitting_a_definition_requires_its_own_permission(database):
     async with (
         engine(database, workers=0) as running,
         keys_of(database, "author", "operator") as keys,
@@ -113,7 +113,7 @@ async def test_a_definition_of_ones_own_needs_its_permission(database):
 
 
 @pytest.mark.requirement("X3")
-async def test_the_caller_is_the_actor_whatever_the_request_says(database):
+async def test_the_caller_is_recorded_as_the_actor_even_if_the_request_names_another(database):
     async with (
         engine(database) as running,
         keys_of(database, "author", "operator") as keys,
@@ -179,7 +179,7 @@ async def test_a_worker_key_reports_a_task_and_nothing_else(database):
     check(read, 403, "auth.not-allowed")
 
 
-async def test_probes_tell_anonymous_callers_no_details(database):
+async def test_probes_show_no_details_to_anonymous_callers(database):
     async with (
         engine(database, workers=0) as running,
         keys_of(database, "operator") as keys,
@@ -212,7 +212,7 @@ async def test_a_token_of_the_issuer_is_accepted_and_its_outage_is_reported(data
     assert away.headers["retry-after"]
 
 
-async def test_without_authentication_credentials_are_not_looked_at(database):
+async def test_without_authentication_credentials_are_ignored(database):
     async with api(database) as client:
         caller = await ok(client.get(f"{V1}/caller", headers=bearer("dgm_nonsense")))
 
@@ -229,7 +229,7 @@ def restored_logs():
 @pytest.mark.requirement("X3")
 @pytest.mark.usefixtures("restored_logs")
 async def test_a_key_appears_in_no_log_error_event_or_table(database, capfd):
-    """On a real port: with every mistake that a client can make with its key."""
+    """The key is sent to a real port with every mistake that a client can make."""
     async with (
         engine(database, workers=0) as running,
         keys_of(database, "author", "admin") as keys,

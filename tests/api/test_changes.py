@@ -1,4 +1,4 @@
-"""The stream of the platform: every change arrives, also after a cut connection, and a caller sees only what it may."""
+"""The stream of changes: every change arrives, also after a lost connection, and callers get only what they may see."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ ALL = ("jobs", "assets", "queues", "instances")
 async def frames(
     client: AsyncClient, last: str | None = None, comments: bool = False, **params: Any
 ) -> AsyncIterator[dict[str, Any]]:
-    """The frames of a stream, as a browser would read them."""
+    """The events of a stream, parsed as a browser does."""
     headers = {} if last is None else {"Last-Event-ID": last}
     async with client.stream("GET", f"{V1}/stream", headers=headers, params=params, timeout=30) as answer:
         assert answer.status_code == 200, await answer.aread()
@@ -116,7 +116,7 @@ async def test_a_stream_shows_each_job_from_its_creation_to_its_end(database):
         }
 
 
-async def test_a_client_that_was_away_gets_what_it_has_missed(database):
+async def test_a_client_that_was_disconnected_gets_the_changes_that_it_missed(database):
     async with engine(database) as running, served(app_of(database, running)) as server:
         async with AsyncClient(base_url=server.url) as client:
             async with contextlib.aclosing(frames(client)) as stream:
@@ -129,7 +129,7 @@ async def test_a_client_that_was_away_gets_what_it_has_missed(database):
             async with contextlib.aclosing(frames(client, cursor, kind="jobs")) as stream:
                 hello, missed = await anext(stream), await anext(stream)
 
-        assert hello["id"] is None  # a client that is cut off here continues where it was
+        assert hello["id"] is None  # a client that loses its connection here continues after this frame
         jobs = {job["job_id"]: job for job in missed["jobs"]}
         assert jobs[str(ended)]["status"] == "completed"
         assert jobs[str(ended)]["progress"]["children_ended"] == 4
@@ -139,7 +139,7 @@ async def test_a_client_that_was_away_gets_what_it_has_missed(database):
 @pytest.mark.parametrize(
     ("away", "reason"), [(timedelta(minutes=11), "too_old"), (timedelta(days=-1), "too_old"), (timedelta(0), None)]
 )
-async def test_a_client_that_was_away_for_too_long_has_to_read_everything_again(database, away, reason):
+async def test_a_client_that_was_disconnected_for_too_long_is_told_to_reload(database, away, reason):
     async with served(app_of(database)) as server, AsyncClient(base_url=server.url) as client:
         cursor = cursor_of(datetime.now(UTC) - away)
         async with contextlib.aclosing(frames(client, cursor, kind="queues")) as stream:
@@ -151,14 +151,14 @@ async def test_a_client_that_was_away_for_too_long_has_to_read_everything_again(
 
 
 @pytest.mark.parametrize("cursor", ["x", "-1", "1.5", "9" * 18, "\u0661", ""])
-def test_a_cursor_that_is_none_is_refused(cursor):
+def test_an_invalid_cursor_is_refused(cursor):
     with pytest.raises(InvalidRequest) as refused:
         moment_of(cursor)
 
     assert refused.value.code == "stream.bad-cursor"
 
 
-async def test_heartbeats_move_the_cursor_on(database):
+async def test_heartbeats_advance_the_cursor(database):
     async with (
         served(app_of(database, heartbeat_seconds=0.7)) as server,
         stream_of(server.url, comments=True, kind="jobs") as stream,
@@ -168,7 +168,7 @@ async def test_heartbeats_move_the_cursor_on(database):
     assert cursors[0] < cursors[1] < cursors[2]
 
 
-async def test_a_slow_client_has_to_read_everything_again_and_costs_no_memory(database, monkeypatch):
+async def test_a_slow_client_is_told_to_reload_and_its_missed_changes_are_not_kept(database, monkeypatch):
     monkeypatch.setattr(change_follower, "KEPT_BATCHES", 2)
     app = app_of(database)
     async with served(app):
@@ -178,7 +178,7 @@ async def test_a_slow_client_has_to_read_everything_again_and_costs_no_memory(da
         first = asyncio.create_task(anext(watching))
         await until(lambda: asyncio.sleep(0, follower.watchers == 1))
         for second in range(5):  # while the client reads nothing
-            follower._batches.append(Batch(now + timedelta(seconds=second), queues=True))
+            follower._batches.append(Batch(now + timedelta(seconds=second), are_queues_changed=True))
             follower._count += 1
         follower._wake_all()
         got = await first
@@ -214,7 +214,7 @@ async def _up_to(stream: AsyncIterator[dict[str, Any]], event: str) -> AsyncIter
 
 
 async def test_a_change_of_a_transaction_that_commits_late_is_sent(database):
-    """A row becomes visible some time after its own timestamp."""
+    """The row becomes visible two seconds after its timestamp."""
     async with engine(database) as running, served(app_of(database, running)) as server:
         job_id = await running.submit(workflow(STEPS))
         async with stream_of(server.url, kind="jobs") as stream, asyncio.timeout(20):
@@ -223,7 +223,7 @@ async def test_a_change_of_a_transaction_that_commits_late_is_sent(database):
                 await connection.execute(LATE)
                 await asyncio.sleep(2)
             while (await jobs_until(stream, job_id, "running"))[-1]["correlation_id"] != "late":
-                pass  # changes from before
+                pass  # earlier changes
         open_gate(job_id)
         await running.wait(job_id)
 
@@ -277,7 +277,7 @@ ASSETS = (
 def test_a_caller_gets_only_what_it_may_see(caller, kinds, seen):
     assert kinds_of(caller, None) == kinds
 
-    frame = frame_of(Batch(datetime.now(UTC), assets=ASSETS, queues=True), caller, kinds)
+    frame = frame_of(Batch(datetime.now(UTC), assets=ASSETS, are_queues_changed=True), caller, kinds)
 
     data = json.loads(frame.partition(b"data: ")[2].partition(b"\n")[0])
     assert [asset["dataset_id"] for asset in data["assets"]] == [ASSETS[each].change.dataset_id for each in seen]
@@ -291,7 +291,7 @@ def test_a_kind_that_a_caller_may_not_see_is_refused():
         kinds_of(Caller("v", frozenset({Scope.VIEWER})), ["assets", "jobs"])
 
 
-def test_a_batch_that_is_hidden_from_a_caller_sends_nothing():
+def test_nothing_is_sent_if_a_caller_may_see_no_change_of_a_batch():
     batch = Batch(datetime.now(UTC), assets=(a_change("other"),))
 
     assert frame_of(batch, Caller("v", frozenset({Scope.VIEWER})), ["assets"]) == b""
@@ -315,7 +315,7 @@ async def test_the_python_client_follows_changes(database):
         assert uuid4() not in {job.job_id for job in missed.jobs}
 
 
-async def test_a_stream_ends_from_time_to_time_so_that_credentials_are_checked_again(database, monkeypatch):
+async def test_a_stream_ends_after_a_time_limit_so_that_credentials_are_checked_again(database, monkeypatch):
     monkeypatch.setattr("dagmaster.api.changes.MAX_SECONDS", 0.5)
     async with served(app_of(database, heartbeat_seconds=0.3)) as server, AsyncClient(base_url=server.url) as client:
         async with asyncio.timeout(10):

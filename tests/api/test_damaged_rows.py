@@ -1,4 +1,4 @@
-"""Every read of a job gets a response, also if rows are missing, or contain values that no version writes."""
+"""Every read of a job gets a response, even if rows are missing or contain values that dagmaster never writes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -86,7 +86,7 @@ class Rows:
         return self._connection.execute(sql, values or None)
 
     def columns(self, table: str) -> dict[str, str]:
-        """The columns that are not computed from others, with their types."""
+        """The columns that are not generated, with their types."""
         rows = self.execute(
             "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'dagapp' "
             "AND table_name = %s AND is_generated = 'NEVER' ORDER BY ordinal_position",
@@ -113,7 +113,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Interrupted:
-    """A database with a job that was left in the middle of its work."""
+    """A database with a job that is half done: no process works on it."""
 
     dsn: str
     job_id: UUID
@@ -164,7 +164,7 @@ async def _is_halfway(running: Engine, job_id: UUID) -> bool:
 
 
 async def _failures(client: AsyncClient, paths: list[str], damage: str) -> list[str]:
-    """The reads that are answered with an error of the server, or not at all."""
+    """The reads that get a server error or no response."""
     failures = []
     for path in paths:
         try:
@@ -178,7 +178,7 @@ async def _failures(client: AsyncClient, paths: list[str], damage: str) -> list[
 
 
 @pytest.mark.parametrize("table", TABLES)
-async def test_every_read_of_a_job_answers_without_some_of_its_rows(interrupted, table):
+async def test_every_read_of_a_job_responds_if_some_of_its_rows_are_missing(interrupted, table):
     rows, paths = interrupted.rows, interrupted.reads()
     of_nodes = [f"node_id = '{node}'" for node in NODES] if table in ("dag_node_states", "dag_tasks") else []
     failures = []
@@ -191,7 +191,7 @@ async def test_every_read_of_a_job_answers_without_some_of_its_rows(interrupted,
     assert failures == []
 
 
-async def test_every_read_of_a_job_answers_if_it_has_a_node_that_its_definition_does_not_have(interrupted):
+async def test_every_read_of_a_job_responds_if_it_has_a_node_that_is_not_in_its_definition(interrupted):
     rows, paths = interrupted.rows, interrupted.reads()
     sql = "UPDATE dagapp.dag_node_states SET {} WHERE node_id = {}"
     failures = []
@@ -212,15 +212,15 @@ async def test_every_read_of_a_job_answers_if_it_has_a_node_that_its_definition_
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("values", [1, pytest.param(None, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
-async def test_every_read_of_a_job_answers_whatever_a_column_contains(interrupted, table, values):
-    """One odd value of each column; all of them in the slow sweep."""
+async def test_every_read_of_a_job_responds_whatever_a_column_contains(interrupted, table, values):
+    """One invalid value for each column, or all of them if slow tests are run."""
     rows, paths = interrupted.rows, interrupted.reads()
     failures = []
 
     damages = [
         (column, kind, value) for column, kind in rows.columns(table).items() for value in ODD_VALUES[kind][:values]
     ]
-    clients = len(damages) if table == "dag_workflow_definitions" else 1  # the API remembers definitions
+    clients = len(damages) if table == "dag_workflow_definitions" else 1  # the API caches definitions
     for at in range(clients):
         async with api(interrupted.dsn) as client:
             for column, kind, value in damages[at::clients]:
@@ -245,7 +245,7 @@ async def test_a_stream_of_a_job_whose_events_were_deleted_ends(interrupted):
     rows.execute("UPDATE dagapp.dag_jobs SET status = 'running'")
 
 
-async def test_a_node_waits_for_one_whose_row_is_missing(interrupted):
+async def test_a_node_is_shown_as_waiting_for_a_node_whose_row_is_missing(interrupted):
     rows = interrupted.rows
 
     async with api(interrupted.dsn) as client:

@@ -19,7 +19,7 @@ MINE = dedent("""
 
 
 @pytest.mark.requirement("O1")
-async def test_a_definition_that_comes_along_is_run(database):
+async def test_a_definition_that_is_part_of_the_submission_is_run(database):
     async with engine(database) as running, api(database, running) as client:
         submission = {"workflow_id": "mine", "definition": MINE, "input_params": {"name": "Ada"}}
         job_id = (await ok(client.post(f"{V1}/jobs", json=submission), 202))["job_id"]
@@ -36,19 +36,19 @@ async def test_a_definition_that_comes_along_is_run(database):
 async def test_a_wrong_definition_is_refused_with_every_mistake(database):
     wrong = MINE.replace("echo", "no_such_handler").replace("next: end", "next: nowhere")
     async with api(database) as client:
-        mistaken = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": wrong})
+        invalid = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": wrong})
         renamed = await client.post(f"{V1}/jobs", json={"workflow_id": "yours", "definition": MINE})
-        lacking = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": MINE})
+        without_input = await client.post(f"{V1}/jobs", json={"workflow_id": "mine", "definition": MINE})
 
-    problem = mistaken.json()
-    assert (mistaken.status_code, problem["code"]) == (422, "workflow.invalid")
+    problem = invalid.json()
+    assert (invalid.status_code, problem["code"]) == (422, "workflow.invalid")
     assert {mistake["line"] for mistake in problem["errors"]} == {6, 7}
     assert (renamed.status_code, renamed.json()["code"]) == (400, "workflow.other-id")
-    assert (lacking.status_code, lacking.json()["code"]) == (400, "inputs.invalid")
+    assert (without_input.status_code, without_input.json()["code"]) == (400, "inputs.invalid")
 
 
 @pytest.mark.requirement("O1")
-async def test_a_valid_file_is_answered_with_its_inputs(database):
+async def test_the_response_to_a_valid_file_contains_its_inputs(database):
     async with api(database) as client:
         checked = await ok(client.post(f"{V1}/workflows/validate", content=MINE))
 
@@ -57,7 +57,7 @@ async def test_a_valid_file_is_answered_with_its_inputs(database):
 
 
 @pytest.mark.requirement("W3")
-async def test_files_that_are_refused_are_listed_without_their_folder(database, tmp_path):
+async def test_invalid_workflow_files_are_listed_without_their_folder(database, tmp_path):
     (tmp_path / "bad.yaml").write_text("workflow_id: bad\nnodes:\n  start: {type: start, next: nowhere}\n")
     (tmp_path / "taken.yaml").write_text(
         "workflow_id: mine\nnodes: {start: {type: start, next: end}, end: {type: end}}\n"

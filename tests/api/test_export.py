@@ -1,4 +1,4 @@
-"""The export of a job: one file with everything, in pages from the database, without secrets."""
+"""The export of a job: one file with all of its data, read from the database in pages, without secrets."""
 
 import io
 import json
@@ -33,7 +33,7 @@ SECRET = "hunter2hunter2"
 
 
 @pytest.mark.parametrize("page", [1, 5, 500])
-async def test_an_export_has_everything_once(database, monkeypatch, page):
+async def test_an_export_contains_every_row_of_the_job_once(database, monkeypatch, page):
     monkeypatch.setattr(export, "_PAGE", page)
     async with engine(database) as running, api(database, running) as client:
         job_id = (await running.run(workflow(FAMILY), place=f"host/x?sig={SECRET}"))["job_id"]

@@ -1,4 +1,4 @@
-"""Several processes: a request may arrive at any of them, and each reports its health.
+"""Several processes: a request may be sent to any of them, and each reports its health.
 
 No process polls within the time that is measured: what takes effect within a second was notified.
 """
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 async def serve(running: Fleet, **settings: Any) -> tuple[Process, AsyncClient]:
-    """An orchestrator with an API that answers."""
+    """An orchestrator whose API is ready, and a client of it."""
     port = free_port()
     process = await running.start_one("orchestrator", api_enabled=True, api_port=port, **settings)
     client = AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=10)
@@ -56,19 +56,19 @@ async def seconds_until(running: Fleet, holds: Callable[[], Awaitable[Any]], wha
 
 
 @pytest.mark.requirement("E7")
-async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effect_within_a_second(
+async def test_requests_to_an_instance_that_does_not_own_the_job_take_effect_within_a_second(
     database: str, tmp_path: Path
 ) -> None:
-    """One instance is full, so that the other one has to own what is submitted to the first."""
+    """One instance has its maximum of jobs, so the other one claims the job that is submitted to the first."""
     took: dict[str, float] = {}
     ledger, worker_id = PostgresLedger(database, "test"), uuid4()
     async with fleet(database, tmp_path, **SLOW) as running:
-        full, services = await serve(running, orchestrator_max_jobs=1)
-        filler = UUID((await ok(services.post(f"{V1}/jobs", json={"workflow_id": "demo"}), 202))["job_id"])
+        full, full_client = await serve(running, orchestrator_max_jobs=1)
+        filler = UUID((await ok(full_client.post(f"{V1}/jobs", json={"workflow_id": "demo"}), 202))["job_id"])
         await running.until(lambda: running.owner_of(filler), 10, "the first job's owner")
-        owner, there = await serve(running)
+        owner, owner_client = await serve(running)
 
-        submitted = await ok(services.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
+        submitted = await ok(full_client.post(f"{V1}/jobs", json={"workflow_id": "hello_world"}), 202)
         job_id = UUID(submitted["job_id"])
 
         async def is_queued() -> list[Any]:
@@ -85,7 +85,7 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
                 "status": "succeeded",
                 "output": {"message": "hello"},
             }
-            receipt = await ok(services.post(f"{V1}/callbacks/task-result", json=report))
+            receipt = await ok(full_client.post(f"{V1}/callbacks/task-result", json=report))
 
             async def is_done(step: str = step) -> bool:
                 return (await running.nodes(job_id))[step]["status"] == "completed"
@@ -94,17 +94,17 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
             assert receipt == {"accepted": True}
         states = await running.wait(job_id)
 
-        await ok(services.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": True}))
+        await ok(full_client.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": True}))
         await running.start_one("worker")
-        shown = await ok(there.get(f"{V1}/queues"))
+        shown = await ok(owner_client.get(f"{V1}/queues"))
         still_queued = [task["status"] for task in await running.tasks(filler)]
-        await ok(there.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": False}))
+        await ok(owner_client.put(f"{V1}/queues/functionapp-tasks", json={"is_paused": False}))
 
         async def is_claimed() -> bool:
             return any(task["worker_id"] for task in await running.tasks(filler))
 
-        took["opening a queue"] = await seconds_until(running, is_claimed, "the worker to hear of it")
-        for client in (services, there):
+        took["opening a queue"] = await seconds_until(running, is_claimed, "the worker to claim a task")
+        for client in (full_client, owner_client):
             await client.aclose()
     await ledger.close()
 
@@ -116,17 +116,17 @@ async def test_what_arrives_at_an_instance_that_does_not_own_the_job_takes_effec
 
 
 async def _claimed(ledger: PostgresLedger, worker_id: UUID, job_id: UUID) -> str | None:
-    """A task of this job, claimed."""
+    """Claim a task of this job and return its id, if there is one."""
     demand = Demand(("functionapp-tasks",), ("hello_world", "echo"), 10)
     answer = await ledger.exchange(worker_id, [], demand, lease_seconds=60)
     return next((task.task_id for task in answer.claimed if task.job_id == job_id), None)
 
 
 @pytest.mark.requirement("H4")
-async def test_workers_and_an_orchestrator_without_api_report_their_health_side_by_side(
+async def test_several_processes_with_the_same_health_port_report_their_health_on_different_ports(
     database: str, tmp_path: Path
 ) -> None:
-    """All are configured with the same port: those that start later take a free one, and say which."""
+    """All have the same setting of the port: those that start later use a free port and log it."""
     port = free_port()
     async with (
         fleet(database, tmp_path, health_port=port, orphan_threshold_sec=30) as running,
@@ -165,7 +165,7 @@ async def _health_url(running: Fleet, process: Process) -> str:
 
 
 @pytest.mark.requirement("H4")
-async def test_without_a_database_all_are_alive_and_none_is_ready(
+async def test_without_a_database_all_processes_are_alive_and_none_is_ready(
     cluster: Cluster, database: str, tmp_path: Path
 ) -> None:
     """A restart would not help, so they stay alive; they are ready again when the database is available again."""
@@ -193,7 +193,7 @@ async def test_without_a_database_all_are_alive_and_none_is_ready(
 
 @contextmanager
 def taken_away(connection: psycopg.Connection[Any], dsn: str) -> Iterator[None]:
-    """This database has no connections and accepts none."""
+    """Close all connections to this database and accept none during the block."""
     name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
     connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     try:

@@ -56,9 +56,9 @@ async def test_a_cancel_shows_which_worker_acknowledged(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
-        wish = {"by": "someone else", "reason": "wrong file"}
+        body = {"by": "someone else", "reason": "wrong file"}
 
-        answer = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}, json=wish), 202)
+        answer = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}, json=body), 202)
         shown = (await ok(client.get(f"{V1}/jobs/{job_id}")))["job"]
         read = await ok(client.get(f"{V1}/jobs/{job_id}/cancel"))
         again = await client.post(f"{V1}/jobs/{job_id}/cancel")
@@ -88,7 +88,7 @@ async def test_a_second_cancel_request_changes_nothing(database):
 
 
 @pytest.mark.requirement("E14")
-async def test_a_job_that_has_ended_otherwise_is_not_cancelled(database):
+async def test_a_job_that_has_already_ended_is_not_cancelled(database):
     async with engine(database) as running, api(database, running) as client:
         done = await running.run("hello_world")
         answer = await client.post(f"{V1}/jobs/{done['job_id']}/cancel")
@@ -112,8 +112,8 @@ async def test_a_second_cancel_shows_only_its_own_tasks(database):
 
 
 @pytest.mark.requirement("E7")
-async def test_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_once(database):
-    """The API runs without an orchestrator here; the owner is notified of the request, since it polls rarely."""
+async def test_a_cancel_request_to_an_instance_that_does_not_own_the_job_is_carried_out_at_once(database):
+    """The API runs without an orchestrator. The owner polls rarely, so it must be notified of the request."""
     async with (
         engine(database, orchestrators=2, orchestrator_poll_interval=30) as running,
         api(database) as client,
@@ -134,17 +134,17 @@ async def test_a_cancel_at_an_instance_that_does_not_own_the_job_is_acted_on_at_
 
 
 @pytest.mark.requirement("E15")
-async def test_a_resume_says_what_runs_and_a_dry_run_only_says(database):
+async def test_a_resume_reports_which_nodes_run_and_a_dry_run_runs_none(database):
     async with engine(database) as running, api(database, running) as client:
         failed = await running.run(workflow(FAILING))
         url = f"{V1}/jobs/{failed['job_id']}/resume"
-        would = await ok(client.post(url, params={"dry_run": True}), 202)
+        dry_run = await ok(client.post(url, params={"dry_run": True}), 202)
         still = await running.job(failed["job_id"])
         resumed = await ok(client.post(url, json={"by": "ada"}), 202)
         again = await running.wait(failed["job_id"])
         unknown = await client.post(f"{V1}/jobs/{uuid4()}/resume", params={"dry_run": True})
 
-    assert (would["status"], would["nodes"], would["children"]) == ("dry_run", ["bad", "end"], {})
+    assert (dry_run["status"], dry_run["nodes"], dry_run["children"]) == ("dry_run", ["bad", "end"], {})
     assert (still["status"], still["resume_count"]) == ("failed", 0)
     assert (resumed["status"], resumed["nodes"], resumed["resume_count"]) == ("resumed", ["bad", "end"], 1)
     assert (again["status"], again["resume_count"]) == ("failed", 1)
@@ -152,13 +152,13 @@ async def test_a_resume_says_what_runs_and_a_dry_run_only_says(database):
 
 
 @pytest.mark.requirement("E15")
-async def test_a_resume_counts_the_children_that_were_not_made_yet(database):
+async def test_a_resume_counts_children_that_are_not_created_yet(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(WIDE))
         url = f"{V1}/jobs/{job_id}"
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running' HAVING count(*) = 3"))
         await ok(client.post(f"{url}/cancel", params={"wait": 10}), 202)
-        would = await ok(client.post(f"{url}/resume", params={"dry_run": True}), 202)
+        dry_run = await ok(client.post(f"{url}/resume", params={"dry_run": True}), 202)
         resumed = await ok(client.post(f"{url}/resume"), 202)
         open_gate(job_id)
         done = await running.wait(job_id)
@@ -166,7 +166,7 @@ async def test_a_resume_counts_the_children_that_were_not_made_yet(database):
             "SELECT count(*)::int FROM dagapp.dag_node_states WHERE parent_node_id = 'many' AND status = 'completed'"
         )
 
-    assert (would["children"], resumed["children"]) == ({"many": 30}, {"many": 30})
+    assert (dry_run["children"], resumed["children"]) == ({"many": 30}, {"many": 30})
     assert (done["status"], ran) == ("completed", 30)
 
 
@@ -194,18 +194,18 @@ async def test_a_stage_whose_children_failed_is_not_complete(database):
 
 
 @pytest.mark.requirement("E15")
-async def test_a_part_of_a_job_is_retried(database):
+async def test_a_node_of_a_job_can_be_retried(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run("echo_test", message="hi")
         url = f"{V1}/jobs/{job['job_id']}/retry"
         node = next(name for name, row in (await running.nodes(job["job_id"])).items() if row["attempt"])
-        would = await ok(client.post(url, params={"dry_run": True}, json={"node": node}), 202)
+        dry_run = await ok(client.post(url, params={"dry_run": True}, json={"node": node}), 202)
         answer = await ok(client.post(url, json={"node": node, "by": "ada"}), 202)
         again = await running.wait(job["job_id"])
         both = await client.post(url, json={"node": node, "stage": "x"})
         unknown = await client.post(url, json={"node": "unknown"})
 
-    assert would["nodes"] == answer["nodes"]
+    assert dry_run["nodes"] == answer["nodes"]
     assert node in answer["nodes"]
     assert (again["status"], again["resume_count"]) == ("completed", 1)
     assert both.status_code == 422

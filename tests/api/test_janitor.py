@@ -6,7 +6,7 @@ import pytest
 
 from dagmaster.database.ledger.protocol import OrchestratorInfo
 from dagmaster.database.maintenance.janitor import PostgresJanitor
-from tests.api.serving import V1, api, everything, ok
+from tests.api.serving import V1, api, ok, pages_of
 from tests.engine.harness import engine
 
 pytestmark = pytest.mark.requirement("E21")
@@ -35,27 +35,28 @@ async def test_a_dry_run_only_reports_and_a_run_acts(database):
         assert [action["target_id"] for action in dry["actions"]] == [job_id]
         assert (await ok(client.get(f"{V1}/janitor/actions")))["items"] == []
 
-        wet = await ok(client.post(f"{V1}/janitor/run"))
-        assert (wet["is_dry_run"], wet["left_to_others"], wet["prunable_jobs"]) == (False, [], 0)
-        assert (await ok(client.get(f"{V1}/janitor/actions")))["items"] == wet["actions"]
+        real_run = await ok(client.post(f"{V1}/janitor/run"))
+        assert (real_run["is_dry_run"], real_run["left_to_others"], real_run["prunable_jobs"]) == (False, [], 0)
+        assert (await ok(client.get(f"{V1}/janitor/actions")))["items"] == real_run["actions"]
         assert (await ok(client.post(f"{V1}/janitor/run")))["actions"] == []
 
 
-async def test_a_job_that_cannot_be_advanced_shows_it_until_it_moves(database):
+async def test_a_job_that_cannot_be_advanced_shows_the_error_until_it_can(database):
     janitor, owner = PostgresJanitor(database), uuid4()
     async with engine(database, orchestrators=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         (claim,) = await running.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=60, patience_seconds=0)
-        assert (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"] is None
+        assert (await ok(client.get(f"{V1}/jobs/{job_id}")))["advance_error"] is None
 
         await janitor.note_stuck(uuid4(), owner, claim, "ValueError: boom")
 
-        trouble = (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"]
-        assert trouble == "the job cannot be advanced: ValueError: boom"
+        detail = await ok(client.get(f"{V1}/jobs/{job_id}"))
+        assert detail["advance_error"] == "the job cannot be advanced: ValueError: boom"
+        assert detail["trouble"] == detail["advance_error"]
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = NULL, claim_token = NULL")
         await running.start_orchestrator()
         await running.wait(job_id)
-        assert (await ok(client.get(f"{V1}/jobs/{job_id}")))["trouble"] is None
+        assert (await ok(client.get(f"{V1}/jobs/{job_id}")))["advance_error"] is None
     await janitor.close()
 
 
@@ -69,11 +70,11 @@ async def test_actions_are_paged_and_filtered(database):
         )
         path = f"{V1}/janitor/actions"
 
-        pages = await everything(client, path, limit=4)
-        (even,) = await everything(client, path, action_type="even")
-        (late,) = await everything(client, path, since="2026-01-01T00:03:00Z")
-        (one,) = await everything(client, path, target_id="job-3")
-        (run,) = await everything(client, path, run_id=one[0]["run_id"])
+        pages = await pages_of(client, path, limit=4)
+        (even,) = await pages_of(client, path, action_type="even")
+        (late,) = await pages_of(client, path, since="2026-01-01T00:03:00Z")
+        (one,) = await pages_of(client, path, target_id="job-3")
+        (run,) = await pages_of(client, path, run_id=one[0]["run_id"])
 
         assert [len(page) for page in pages] == [4, 4, 1]
         listed = [(item["created_at"], item["action_id"]) for page in pages for item in page]

@@ -1,4 +1,4 @@
-"""Lists of jobs: searched by words, with several values of a filter, counted by status, with progress and estimates."""
+"""Lists of jobs: search by words, several values of a filter, counts by status, progress and estimates."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from httpx2 import AsyncClient
 
 from dagmaster.client import AsyncClient as DagmasterClient
 from dagmaster.database.maintenance.retention import PostgresRetention
-from tests.api.serving import V1, api, app_of, everything, ok, served
+from tests.api.serving import V1, api, app_of, ok, pages_of, served
 from tests.engine.harness import engine, open_gate, until, workflow
 
 pytestmark = pytest.mark.requirement("O1")
@@ -39,10 +39,10 @@ def named(workflow_id: str) -> Any:
 
 
 async def search(client: AsyncClient, **params: Any) -> set[str]:
-    return {job["job_id"] for page in await everything(client, f"{V1}/jobs", **params) for job in page}
+    return {job["job_id"] for page in await pages_of(client, f"{V1}/jobs", **params) for job in page}
 
 
-async def test_jobs_are_found_by_their_words_and_by_several_values(database):
+async def test_jobs_are_found_by_words_and_by_several_values_of_a_filter(database):
     async with engine(database) as running, api(database, running) as client:
         flood = str((await running.run(named("floods"), text="s3://bronze/Rhine_2024-07.tif"))["job_id"])
         snow = str(
@@ -117,7 +117,7 @@ async def test_large_counts_are_marked_as_inexact(database, monkeypatch):
 
 
 @pytest.mark.parametrize("params", [{"q": "x" * 201}, {"workflow_id": "x" * 65}, {"status": "lost"}])
-async def test_a_filter_that_cannot_be_is_refused(shared_database, params):
+async def test_an_invalid_filter_is_refused(shared_database, params):
     async with api(shared_database) as client:
         await ok(client.get(f"{V1}/jobs", params=params), 422)
 
@@ -164,7 +164,7 @@ async def test_running_jobs_have_progress_and_an_estimate_from_past_runs(databas
 
 
 async def until_half(client: AsyncClient, job_id: str) -> dict[str, Any]:
-    """The line of a job that waits at its gate."""
+    """The row of a job in the list, once the job is half done and waits at its gate."""
 
     async def half() -> dict[str, Any] | None:
         line = (await lines(client))[job_id]
@@ -185,7 +185,7 @@ async def test_the_python_client_searches_and_counts(database):
     assert counts.total.count == 1
 
 
-async def test_words_are_deleted_with_their_job(database):
+async def test_search_words_are_deleted_with_their_job(database):
     async with engine(database) as running:
         await running.run(named("floods"))
         retention = PostgresRetention(database, "test")

@@ -1,4 +1,4 @@
-"""A page of jobs is read from an index, in its order and never sorted, whichever filters are combined."""
+"""A page of jobs is read in the order of an index, without sorting, for every combination of filters."""
 
 import itertools
 import json
@@ -72,15 +72,15 @@ def plan_of(dsn: str, statement: str = "api_jobs", **filters: Any) -> dict[str, 
     return plan
 
 
-def services_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def plan_nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield plan
     for part in plan.get("Plans", []):
-        yield from services_of(part)
+        yield from plan_nodes(part)
 
 
 def visited(plan: dict[str, Any]) -> int:
     """Rows that were read, including those that a filter removed."""
-    scans = [part for part in services_of(plan) if "Scan" in part["Node Type"]]
+    scans = [part for part in plan_nodes(plan) if "Scan" in part["Node Type"]]
     return sum(part["Actual Rows"] + part.get("Rows Removed by Filter", 0) for part in scans)
 
 
@@ -88,8 +88,8 @@ def visited(plan: dict[str, Any]) -> int:
     "filters", COMBINATIONS, ids=lambda chosen: "-".join(str(v) for v in chosen.values() if v) or "all"
 )
 def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, filters):
-    """Also if the table has no statistics yet."""
-    kinds = [part["Node Type"] for part in services_of(plan_of(many_jobs, **filters))]
+    """This holds even if the table has no statistics yet."""
+    kinds = [part["Node Type"] for part in plan_nodes(plan_of(many_jobs, **filters))]
 
     assert kinds == ["Limit", "Index Scan"]
 
@@ -99,14 +99,14 @@ def test_each_combination_of_filters_is_read_in_order_from_an_index(many_jobs, f
 )
 def test_no_more_jobs_are_read_than_the_rarest_filter_matches(counted_jobs, filters):
     """With filters that most jobs pass, one page of rows is read; with a rare one, only the rows that match it."""
-    middle = plan_of(counted_jobs, **filters)
+    plan = plan_of(counted_jobs, **filters)
 
     is_rare = RARE & set(filters.values())
-    assert visited(middle) <= (JOBS // 100 if is_rare else 2 * PAGE)
+    assert visited(plan) <= (JOBS // 100 if is_rare else 2 * PAGE)
 
 
 @pytest.mark.parametrize("name", ["workflow_id", "submitted_by"])
-def test_later_pages_cost_no_more_than_the_first(counted_jobs, name):
+def test_later_pages_read_no_more_rows_than_the_first(counted_jobs, name):
     with psycopg.connect(counted_jobs) as connection:
         (after,) = (
             connection.execute("SELECT job_id FROM dagapp.dag_jobs ORDER BY 1 OFFSET 2000 LIMIT 1").fetchone() or ()
@@ -114,15 +114,15 @@ def test_later_pages_cost_no_more_than_the_first(counted_jobs, name):
 
     plan = plan_of(counted_jobs, after=after, **{name: VALUES[name][1]})
 
-    assert [part["Node Type"] for part in services_of(plan)] == ["Limit", "Index Scan"]
+    assert [part["Node Type"] for part in plan_nodes(plan)] == ["Limit", "Index Scan"]
     assert visited(plan) <= 2 * PAGE
 
 
-def test_a_correlation_finds_its_few_jobs(counted_jobs):
+def test_a_filter_by_correlation_id_reads_only_the_jobs_that_match(counted_jobs):
     assert visited(plan_of(counted_jobs, correlation_id="order-77")) == 10
 
 
-def test_several_states_cost_a_page_each(counted_jobs):
+def test_a_filter_by_several_states_reads_about_a_page_for_each(counted_jobs):
     plan = plan_of(counted_jobs, "api_jobs_in_states", statuses=["failed", "completed"])
 
     assert visited(plan) <= 4 * PAGE + 2
@@ -131,8 +131,8 @@ def test_several_states_cost_a_page_each(counted_jobs):
 @pytest.mark.parametrize(
     ("words", "most"), [("order-77", 500), ("daily", 3 * PAGE), ("yearly catalogue", 2 * JOBS // 100), ("no such", 5)]
 )
-def test_a_search_reads_what_it_finds_or_a_page(counted_jobs, words, most):
-    """Rare words are read from the index of words, frequent ones in the order of the list."""
+def test_a_search_reads_only_the_matching_jobs_or_about_a_page(counted_jobs, words, most):
+    """Rare words are looked up in the index of words; for frequent ones the list is read in its order."""
     with psycopg.connect(counted_jobs, autocommit=True) as connection:
         connection.execute("ANALYZE dagapp.dag_job_search")
 
@@ -140,7 +140,7 @@ def test_a_search_reads_what_it_finds_or_a_page(counted_jobs, words, most):
 
 
 @pytest.mark.parametrize("filters", [{}, {"workflow_id": "daily"}, {"workflow_id": "yearly"}, {"submitted_by": "ada"}])
-def test_counts_are_limited(counted_jobs, filters):
+def test_counting_jobs_reads_a_limited_number_of_rows(counted_jobs, filters):
     plan = plan_of(
         counted_jobs, "api_job_counts", statuses=["pending", "failed", "completed"], **{"limit": 101, **filters}
     )

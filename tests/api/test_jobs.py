@@ -1,4 +1,4 @@
-"""Jobs over HTTP: submitted, listed, and shown in every view."""
+"""Jobs over HTTP: submissions, lists, and all views of a job."""
 
 import itertools
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from dagmaster.database.reads.jobs import JobReads
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import Job, Submission
-from tests.api.serving import V1, api, everything, ok
+from tests.api.serving import V1, api, ok, pages_of
 from tests.engine.harness import engine, open_gate, until, workflow
 
 FAMILY = """
@@ -44,7 +44,7 @@ ONCE = """
 
 
 @pytest.mark.requirement("O1")
-async def test_a_job_is_submitted_and_its_result_read(database):
+async def test_a_job_is_submitted_and_its_result_is_read(database):
     async with engine(database) as running, api(database, running) as client:
         answer = await client.post(
             f"{V1}/jobs",
@@ -90,15 +90,15 @@ async def test_a_job_shows_counts_of_children_and_stages(database):
 
 
 @pytest.mark.requirement("O1")
-async def test_nodes_children_and_timeline_come_in_pages(database):
+async def test_nodes_children_and_timeline_are_listed_in_pages(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run(workflow(FAMILY))
         path = f"{V1}/jobs/{job['job_id']}"
-        nodes = await everything(client, f"{path}/nodes", limit=2)
-        children = await everything(client, f"{path}/nodes", parent="split", limit=5)
-        failed = await everything(client, f"{path}/nodes", parent="split", status="failed")
-        bars = await everything(client, f"{path}/timeline", limit=4)
-        failed_bars = await everything(client, f"{path}/timeline", status="failed")
+        nodes = await pages_of(client, f"{path}/nodes", limit=2)
+        children = await pages_of(client, f"{path}/nodes", parent="split", limit=5)
+        failed = await pages_of(client, f"{path}/nodes", parent="split", status="failed")
+        bars = await pages_of(client, f"{path}/timeline", limit=4)
+        failed_bars = await pages_of(client, f"{path}/timeline", status="failed")
         unknown = await client.get(f"{path}/nodes", params={"parent": "prepare"})
 
     assert [len(page) for page in nodes] == [2, 2, 1]
@@ -142,12 +142,12 @@ async def test_a_node_shows_its_attempts_with_their_log_lines(database):
 
 
 @pytest.mark.requirement("E4")
-async def test_events_come_in_order_and_in_pages(database):
+async def test_events_are_listed_in_order_and_in_pages(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run("hello_world")
         path = f"{V1}/jobs/{job['job_id']}/events"
-        pages = await everything(client, path, limit=5)
-        of_greet = await everything(client, path, node_id="greet")
+        pages = await pages_of(client, path, limit=5)
+        of_greet = await pages_of(client, path, node_id="greet")
 
     events = list(itertools.chain(*pages))
     assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
@@ -172,26 +172,26 @@ async def test_jobs_are_filtered_and_paged(database):
             row["job_id"] for row in await running.rows("SELECT * FROM dagapp.dag_jobs ORDER BY job_id DESC")
         ]
         middle = await running.value("SELECT created_at FROM dagapp.dag_jobs ORDER BY job_id DESC OFFSET 4 LIMIT 1")
-        pages = await everything(client, f"{V1}/jobs", limit=4)
-        hello = await everything(client, f"{V1}/jobs", workflow_id="hello_world", limit=2)
-        mine = await everything(client, f"{V1}/jobs", submitted_by="person-1")
-        one = await everything(client, f"{V1}/jobs", correlation_id="c-7")
-        pending = await everything(client, f"{V1}/jobs", status="pending", limit=200)
-        running_ = await everything(client, f"{V1}/jobs", status="running")
-        later = await everything(client, f"{V1}/jobs", created_after=middle.isoformat())
-        earlier = await everything(client, f"{V1}/jobs", created_before=middle.isoformat())
+        pages = await pages_of(client, f"{V1}/jobs", limit=4)
+        hello = await pages_of(client, f"{V1}/jobs", workflow_id="hello_world", limit=2)
+        mine = await pages_of(client, f"{V1}/jobs", submitted_by="person-1")
+        one = await pages_of(client, f"{V1}/jobs", correlation_id="c-7")
+        pending = await pages_of(client, f"{V1}/jobs", status="pending", limit=200)
+        running_jobs = await pages_of(client, f"{V1}/jobs", status="running")
+        later = await pages_of(client, f"{V1}/jobs", created_after=middle.isoformat())
+        earlier = await pages_of(client, f"{V1}/jobs", created_before=middle.isoformat())
 
     assert [len(page) for page in pages] == [4, 4, 2]
     assert [UUID(job["job_id"]) for page in pages for job in page] == newest_first
     assert [len(page) for page in hello] == [2, 2, 1]
     assert len(mine[0]) == 3
     assert [job["correlation_id"] for job in one[0]] == ["c-7"]
-    assert (len(pending[0]), len(running_[0])) == (10, 0)
+    assert (len(pending[0]), len(running_jobs[0])) == (10, 0)
     assert (len(later[0]), len(earlier[0])) == (5, 5)
 
 
 @pytest.mark.requirement("E16")
-async def test_a_repeated_submission_is_answered_with_what_became_of_it(database):
+async def test_the_response_to_a_repeated_submission_has_the_state_of_the_existing_job(database):
     async with engine(database) as running:
         running.add(workflow(ONCE))
         async with api(database, running) as client:
@@ -227,7 +227,7 @@ async def test_every_part_of_an_unknown_job_is_not_found(shared_database, part):
 
 
 @pytest.mark.requirement("E1")
-async def test_a_running_fan_out_says_so(database):
+async def test_a_fan_out_with_running_children_is_shown_as_running(database):
     text = FAMILY.replace("handler: give", "handler: gate").replace("workflow_id: family", "workflow_id: gates")
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(text))
@@ -245,7 +245,7 @@ async def test_a_running_fan_out_says_so(database):
 
 
 async def test_a_job_that_ends_while_it_is_read_is_shown_with_its_end(database, monkeypatch):
-    """A client that waits for the end reads the result from the same answer."""
+    """A client that waits for the end expects the result in the same response."""
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         read = JobReads.job

@@ -1,4 +1,4 @@
-"""Keys over HTTP: created, used, rotated and revoked; each change counts from the next request on, and is recorded."""
+"""Keys over HTTP are created, used, rotated and revoked. A change applies to the next request and is recorded."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from dagmaster.access.keys import new_key
 from dagmaster.client.models.assets import KeyRequest
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.operations.keys import create_first_key, create_key
-from tests.api.serving import V1, api, everything, ok
+from tests.api.serving import V1, api, ok, pages_of
 from tests.web.problems import check
 
 pytestmark = pytest.mark.requirement("X1")
@@ -66,7 +66,7 @@ async def test_a_created_key_identifies_its_caller(database):
     assert (anonymous["name"], anonymous["permissions"]) == ("anonymous", ["anyone"])
 
 
-async def test_the_database_has_hashes_only(database, rows):
+async def test_the_database_contains_only_hashes_of_keys(database, rows):
     async with protected(database) as client:
         key = await created(client)
         await ok(client.post(f"{V1}/keys/{key['key_id']}/rotate"))
@@ -94,7 +94,7 @@ async def test_the_database_has_hashes_only(database, rows):
     ids=range(8),
 )
 @pytest.mark.parametrize("path", ["/livez", "/openapi.json", f"{V1}/caller", f"{V1}/jobs", "/none"])
-async def test_credentials_that_are_not_valid_are_refused_everywhere(shared_database, credentials, path):
+async def test_invalid_credentials_are_refused_on_all_routes(shared_database, credentials, path):
     async with api(shared_database, auth_enabled=True) as client:
         answer = await client.get(path, headers=credentials)
 
@@ -105,7 +105,7 @@ async def test_credentials_that_are_not_valid_are_refused_everywhere(shared_data
         assert value not in answer.text or len(value) < 10
 
 
-async def test_a_wrong_secret_of_an_existing_key_is_answered_like_an_unknown_key(database):
+async def test_a_wrong_secret_of_an_existing_key_gets_the_same_response_as_an_unknown_key(database):
     async with protected(database) as client:
         key = await created(client)
         wrong = await who(client, new_key(key["key_id"]).text)
@@ -123,8 +123,8 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
         after = [await who(each, key["key"]) for each in (client, other_api)]
         again = await client.post(f"{V1}/keys/{key['key_id']}/revoke")
         rotated = await client.post(f"{V1}/keys/{key['key_id']}/rotate")
-        (listed,) = await everything(client, f"{V1}/keys")
-        (all_keys,) = await everything(client, f"{V1}/keys", revoked=True)
+        (listed,) = await pages_of(client, f"{V1}/keys")
+        (all_keys,) = await pages_of(client, f"{V1}/keys", revoked=True)
         reused = await client.post(f"{V1}/keys", json={"name": key["name"], "scopes": ["viewer"]})
 
     assert before.status_code == 200
@@ -135,7 +135,8 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
     check(rotated, 409, "key.revoked")
     assert [each["name"] for each in listed] == ["root"]
     assert [each["name"] for each in all_keys] == ["a", "root"]
-    check(reused, 409, "key.name-taken")  # the name is the actor of changes by the revoked key
+    # The name cannot be used again: it is the actor of changes that were made with the revoked key.
+    check(reused, 409, "key.name-taken")
 
 
 async def test_the_previous_secret_is_accepted_during_the_overlap(database):
@@ -147,16 +148,16 @@ async def test_the_previous_secret_is_accepted_during_the_overlap(database):
         third = await ok(client.post(url, json={"overlap_hours": 1}))
         later = [(await who(client, key["key"])).status_code for key in (first, second, third)]
         fourth = await ok(client.post(url, json={"overlap_hours": 0}))
-        at_last = [(await who(client, key["key"])).status_code for key in (second, third, fourth)]
+        after_last_rotation = [(await who(client, key["key"])).status_code for key in (second, third, fourth)]
 
     assert second["previous_until"]
     assert during == [200, 200]
     assert later == [401, 200, 200]
     assert fourth["previous_until"] is None
-    assert at_last == [401, 401, 200]
+    assert after_last_rotation == [401, 401, 200]
 
 
-async def test_an_overlap_ends(database):
+async def test_the_previous_secret_is_refused_after_the_overlap(database):
     async with protected(database) as client:
         first = await created(client)
         second = await ok(client.post(f"{V1}/keys/{first['key_id']}/rotate", json={"overlap_hours": 1}))
@@ -202,7 +203,7 @@ async def test_an_expired_key_is_refused_until_it_is_rotated(database):
         ({"expires_in_days": 0}, 422, "request.invalid"),
     ],
 )
-async def test_keys_that_make_no_sense_are_refused(database, wanted, status, code):
+async def test_requests_for_invalid_keys_are_refused(database, wanted, status, code):
     async with protected(database) as client:
         answer = await client.post(f"{V1}/keys", json={"name": "a", "scopes": ["viewer"], **wanted})
 
@@ -246,7 +247,7 @@ async def test_only_administrators_manage_keys(database):
     check(anonymous, 401, "auth.required")
 
 
-async def test_an_unknown_key_or_a_whole_key_in_the_path_is_not_repeated(database):
+async def test_a_key_in_the_path_is_not_repeated_in_the_response(database):
     async with protected(database) as client:
         text = new_key().text
         whole = await client.post(f"{V1}/keys/{text}/revoke")
@@ -276,7 +277,7 @@ async def test_every_change_is_recorded_with_its_actor_and_reason(database, rows
     assert mine[1]["request_id"] == "r-1"
 
 
-async def test_the_last_use_is_recorded_apart_from_requests_and_at_most_once_a_minute(database, rows):
+async def test_the_last_use_of_a_key_is_recorded_in_the_background_at_most_once_a_minute(database, rows):
     used = "SELECT last_used_at FROM dagapp.api_keys WHERE name = 'root'"
     async with protected(database) as client:
         await ok(client.get(f"{V1}/caller"))
@@ -300,7 +301,7 @@ async def test_the_last_use_is_recorded_apart_from_requests_and_at_most_once_a_m
     assert third == before  # this process noted the key less than a minute ago
 
 
-async def test_of_processes_that_start_together_one_creates_the_first_key(database, rows):
+async def test_only_one_of_several_processes_that_start_together_creates_the_first_key(database, rows):
     async def start():
         async with KeyStore(database) as keys:
             return await create_first_key(keys, KeyChange("system"))
@@ -313,11 +314,11 @@ async def test_of_processes_that_start_together_one_creates_the_first_key(databa
     assert [row["scopes"] for row in rows("SELECT scopes FROM dagapp.api_keys")] == [["admin"]]
 
 
-async def test_keys_are_listed_by_pages_without_their_secrets(database):
+async def test_keys_are_listed_in_pages_without_their_secrets(database):
     async with protected(database) as client:
         for number in range(4):
             await created(client, name=f"k{number}")
-        pages = await everything(client, f"{V1}/keys", limit=2)
+        pages = await pages_of(client, f"{V1}/keys", limit=2)
         bad = await client.get(f"{V1}/keys", params={"after": "nonsense"})
 
     assert [[key["name"] for key in page] for page in pages] == [["k3", "k2"], ["k1", "k0"], ["root"]]

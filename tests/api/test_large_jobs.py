@@ -1,4 +1,4 @@
-"""A job with very many children costs no more to read than a small one."""
+"""Reading a job with very many children takes no longer than reading a small one."""
 
 import time
 from typing import Any
@@ -26,7 +26,7 @@ MANY = """
 
 @pytest.fixture(scope="module")
 def large_job(shared_database: str) -> tuple[str, UUID]:
-    """Freshly filled and never analysed: half of its children are done, the others are queued."""
+    """A job in tables that were never analysed: half of its children are completed, the others are queued."""
     return shared_database, fill(shared_database, workflow(MANY), CHILDREN)
 
 
@@ -92,7 +92,7 @@ def fill(dsn: str, of: Workflow, children: int) -> UUID:
         ("/waiting", {"parent": "split", "limit": 200}),
     ],
 )
-async def test_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
+async def test_no_view_of_a_large_job_reads_all_of_its_rows(large_job, part, params):
     dsn, job_id = large_job
     app = app_of(dsn)
     async with client_of(app) as client:
@@ -110,7 +110,7 @@ async def test_no_part_of_a_large_job_reads_all_of_it(large_job, part, params):
 
 
 async def _rows_read(app: Any) -> int:
-    """Rows of large tables that were fetched so far, as PostgreSQL counts them for the connection that read them."""
+    """The number of rows of large tables that were read so far, from the statistics of PostgreSQL."""
     async with app.state.services.reads._connected() as connection:
         await connection.execute("SELECT pg_stat_force_next_flush()")
         row: Any = await (
@@ -122,7 +122,7 @@ async def _rows_read(app: Any) -> int:
         return int(row[0])
 
 
-async def test_operators_questions_stay_cheap_beside_a_large_job(large_job):
+async def test_lists_for_operators_stay_fast_with_a_large_job_in_the_database(large_job):
     dsn, _ = large_job
     async with api(dsn) as client:
         for path in ("/queues", "/workers", "/orchestrators", "/stats", "/jobs"):

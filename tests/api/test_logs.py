@@ -1,4 +1,4 @@
-"""Log lines and progress of handlers, read over the API while they run and afterwards."""
+"""Log lines and progress of handlers, read over the API while the handlers run and afterwards."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from httpx2 import AsyncClient
 
 from dagmaster.handlers.context import Context, SyncContext
 from dagmaster.handlers.registry import Registration
-from tests.api.serving import V1, api, app_of, everything, ok, served
+from tests.api.serving import V1, api, app_of, ok, pages_of, served
 from tests.engine.harness import engine, until, workflow
 
 HANDLERS = [
@@ -77,13 +77,13 @@ _released: set[str] = set()
 
 
 @pytest.mark.requirement("H1")
-async def test_the_lines_of_every_attempt_are_read_in_pages(database):
+async def test_log_lines_of_every_attempt_are_listed_in_pages(database):
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job = await running.run(workflow(TALKATIVE))
         path = f"{V1}/jobs/{job['job_id']}/logs"
-        pages = await everything(client, path, limit=2)
-        (of_children,) = await everything(client, path, node_id="spread")
-        (of_child,) = await everything(client, path, node_id="spread__1", attempt=1)
+        pages = await pages_of(client, path, limit=2)
+        (of_children,) = await pages_of(client, path, node_id="spread")
+        (of_child,) = await pages_of(client, path, node_id="spread__1", attempt=1)
         unknown = [await client.get(path, params={"node_id": "nothing"}), await client.get(f"{V1}/jobs/{uuid4()}/logs")]
         wrong = await client.get(path, params={"after": "nonsense"})
 
@@ -111,34 +111,34 @@ async def test_the_lines_of_every_attempt_are_read_in_pages(database):
 
 
 @pytest.mark.requirement("H1")
-async def test_the_last_lines_of_a_running_attempt_are_seen_before_it_ends(database):
-    """At once, not with the next renewal of the lease."""
-    seldom = {"lease_renew_sec": 30, "task_lease_sec": 90}
-    async with engine(database, handlers=HANDLERS, **seldom) as running, api(database, running) as client:
+async def test_the_last_log_lines_of_a_running_attempt_can_be_read_before_it_ends(database):
+    """They are sent at once, not with the next renewal of the lease."""
+    rare_renewals = {"lease_renew_sec": 30, "task_lease_sec": 90}
+    async with engine(database, handlers=HANDLERS, **rare_renewals) as running, api(database, running) as client:
         job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
         path = f"{V1}/jobs/{job_id}/logs"
 
         async def seen() -> list[dict[str, Any]]:
-            (lines,) = await everything(client, path, running=True)
+            (lines,) = await pages_of(client, path, running=True)
             return lines
 
         while_it_runs = await until(seen)
         node = await ok(client.get(f"{V1}/jobs/{job_id}/nodes/work"))
         _released.add(str(job_id))
         await running.wait(job_id)
-        (afterwards,) = await everything(client, path)
-        runs_no_more = await seen()
+        (afterwards,) = await pages_of(client, path)
+        while_ended = await seen()
         kept = await running.rows("SELECT log FROM dagapp.dag_tasks")
 
     assert [line["number"] for line in while_it_runs] == list(range(11, 31))
     assert [line["number"] for line in node["attempts"][0]["log"]] == list(range(11, 31))
     assert [line["number"] for line in afterwards] == list(range(1, 31))
-    assert runs_no_more == []
+    assert while_ended == []
     assert kept == [{"log": None}]
 
 
 @pytest.mark.requirement("H1")
-async def test_a_cancelled_attempt_keeps_its_lines(database):
+async def test_a_cancelled_attempt_keeps_its_log_lines(database):
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
         path = f"{V1}/jobs/{job_id}/logs"
@@ -146,15 +146,15 @@ async def test_a_cancelled_attempt_keeps_its_lines(database):
 
         await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}), 202)
 
-        (lines,) = await everything(client, path)
+        (lines,) = await pages_of(client, path)
 
     assert lines[-1]["text"] == "waiting number=29"
 
 
 @pytest.mark.requirement("E23")
 @pytest.mark.parametrize("handler", ["reports", "reports_plainly"])
-async def test_progress_is_seen_everywhere_within_a_second(database, handler):
-    """In the stream it has no number, and comes at most once a second however often a handler reports it."""
+async def test_progress_is_shown_in_every_view_within_a_second(database, handler):
+    """In the stream, progress has no event id and is sent at most once a second, however often a handler reports it."""
     async with engine(database, handlers=HANDLERS) as running:
         job_id = await running.submit(workflow(ONE.replace("HANDLER", handler)))
         async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:

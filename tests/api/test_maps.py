@@ -1,6 +1,6 @@
-"""Requests for maps at the address of the API: the map server gets them as they are, and its responses pass in pieces.
+"""Requests for maps to the API: they are forwarded to the map server, and its responses are passed on in pieces.
 
-The map server of most of these tests is a small app that shows what it received, on a port of its own.
+In most of these tests the map server is a small app on a local port, which returns what it received.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from dagmaster.api.app import create_app
 from dagmaster.api.maps import MAX_BODY_BYTES, Slots
-from dagmaster.dataset_urls import is_of_maps
+from dagmaster.dataset_urls import is_map_path
 from dagmaster.errors import Unavailable
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import WorkflowLibrary
@@ -96,7 +96,7 @@ async def origin(*urls, **settings):
         yield client
 
 
-async def test_a_request_arrives_as_it_was_sent(monkeypatch):
+async def test_the_map_server_gets_a_request_as_it_was_sent(monkeypatch):
     sent = {
         "Host": "localhost:8000",
         "Authorization": "Bearer secret",
@@ -136,7 +136,7 @@ async def test_a_request_arrives_as_it_was_sent(monkeypatch):
     assert len(answer.headers.get_list("date")) == 1
 
 
-async def test_a_large_response_passes_in_pieces_before_it_is_complete():
+async def test_a_large_response_is_passed_on_in_pieces_before_it_is_complete():
     maps = map_server()
     async with (
         on_a_port(maps.app) as url,
@@ -154,7 +154,7 @@ async def test_a_large_response_passes_in_pieces_before_it_is_complete():
     assert size == 2 * len(PIECE) == int(answer.headers["content-length"])
 
 
-async def test_a_client_that_goes_away_ends_the_request_to_the_map_server():
+async def test_the_request_to_the_map_server_is_cancelled_if_the_client_disconnects():
     maps = map_server()
     async with on_a_port(maps.app) as url, origin(url) as client:
         async with client.stream("GET", "/files/slow"):
@@ -162,7 +162,7 @@ async def test_a_client_that_goes_away_ends_the_request_to_the_map_server():
         await asyncio.wait_for(maps.ended.wait(), 10)
 
 
-async def test_a_response_that_breaks_off_is_not_taken_for_a_complete_one():
+async def test_an_interrupted_response_does_not_look_complete_to_the_client():
     async with on_a_port(map_server().app) as url, origin(url) as client:
         with pytest.raises(httpx2.RemoteProtocolError):
             await client.get("/files/broken")
@@ -171,7 +171,7 @@ async def test_a_response_that_breaks_off_is_not_taken_for_a_complete_one():
     assert again.status_code == 206
 
 
-async def test_without_a_map_server_the_problem_says_so_and_the_next_address_is_tried():
+async def test_an_unreachable_map_server_is_reported_and_the_next_one_is_tried():
     closed = bind("127.0.0.1", 0)
     closed_url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     closed.close()
@@ -190,7 +190,7 @@ async def test_without_a_map_server_the_problem_says_so_and_the_next_address_is_
     check(none, 404, "maps.not-configured")
 
 
-async def test_a_body_that_no_map_server_accepts_is_refused_by_the_api():
+async def test_a_body_that_is_too_large_for_the_map_server_is_refused_by_the_api():
     async with on_a_port(map_server().app) as url, origin(url) as client:
         answer = await client.post("/tiles/echo/x", content=b"x" * (MAX_BODY_BYTES + 1))
 
@@ -221,11 +221,11 @@ async def test_without_authentication_pages_of_other_sites_reach_neither_maps_no
     check(not_shown, 403, "request.foreign-origin")
 
 
-async def test_at_most_so_many_requests_are_forwarded_and_wait():
+async def test_the_numbers_of_forwarded_and_of_waiting_requests_are_limited():
     slots, entered, leave = Slots(at_once=2, waiting=1, seconds=0.2), [], asyncio.Event()
 
     async def one(name):
-        async with slots.one():
+        async with slots.acquire():
             entered.append(name)
             await leave.wait()
 
@@ -235,7 +235,7 @@ async def test_at_most_so_many_requests_are_forwarded_and_wait():
     with pytest.raises(Unavailable, match="too many"):
         await one("refused")
     with pytest.raises(Unavailable, match="too many"):
-        await tasks[2]  # it has waited long enough
+        await tasks[2]  # its time limit for waiting is over
     leave.set()
     await asyncio.gather(*tasks[:2])
     await one("later")
@@ -243,11 +243,11 @@ async def test_at_most_so_many_requests_are_forwarded_and_wait():
     assert entered == [0, 1, "later"]
 
 
-def test_every_path_of_the_map_server_is_forwarded_or_its_own():
+def test_every_path_of_the_map_server_is_forwarded_except_its_own_probes_and_documents():
     maps = {route.path for route in routes_of(create_maps(load(), NOWHERE).routes)}
     api = create_app(load(), NOWHERE, WorkflowLibrary({}), installed())
-    own = {path for path in maps if not is_of_maps(path)}
-    forwarded = {route.path for route in routes_of(api.routes) if is_of_maps(route.path)}
+    own = {path for path in maps if not is_map_path(path)}
+    forwarded = {route.path for route in routes_of(api.routes) if is_map_path(route.path)}
 
     assert own == {"/", "/livez", "/readyz", "/metrics", "/openapi.json"}
     assert {path.split("/{path")[0] for path in forwarded} == {f"/{path.split('/')[1]}" for path in forwarded}

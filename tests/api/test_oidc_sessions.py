@@ -1,4 +1,4 @@
-"""Browsers sign in at an OIDC issuer: the code flow with PKCE, and everything that another site could try with it."""
+"""Users sign in at an OIDC issuer: the code flow with PKCE, and attacks of other sites on it."""
 
 import time
 from contextlib import asynccontextmanager
@@ -36,21 +36,21 @@ async def platform(dsn, local, **settings):
 
 
 async def began(client, **params):
-    """The address of the issuer's page, and the browser has the cookie of the sign-in."""
+    """Start a sign-in: the client has its cookie, and the URL of the issuer's page is returned."""
     answer = await client.get(START, params=params)
     assert answer.status_code == 303, answer.text
     return answer.headers["location"]
 
 
 async def at_issuer(url):
-    """The address to which the issuer leads the browser back, on this server."""
+    """The path on this server to which the issuer redirects the browser."""
     async with httpx2.AsyncClient() as browser:
         back = urlsplit((await browser.get(url)).headers["location"])
     return f"{back.path}?{back.query}"
 
 
 def at_address(client, number):
-    """Let requests come from an address of their own, whose attempts are counted."""
+    """Send the requests from a new client address, because attempts are counted by address."""
     client._transport.client = (f"10.0.0.{number}", 1)
 
 
@@ -64,7 +64,7 @@ def changed(url, **parameters):
     return f"{parts.path}?{urlencode({name: value for name, value in query.items() if value is not None})}"
 
 
-async def test_a_person_signs_in_at_the_issuer_and_returns_to_the_page(shared_database, local):
+async def test_a_user_signs_in_at_the_issuer_and_returns_to_the_page(shared_database, local):
     local.person = {"roles": ["operator"], "exp": int(time.time()) + 200}
     async with platform(shared_database, local) as client:
         before = await ok(client.get(SESSION))
@@ -81,13 +81,13 @@ async def test_a_person_signs_in_at_the_issuer_and_returns_to_the_page(shared_da
     assert dict(parse_qsl(urlsplit(url).query))["redirect_uri"] == f"http://localhost{CALLBACK}"
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/jobs?status=failed")
     assert (seen["name"], seen["scopes"], seen["method"]) == ("oidc:ada", ["operator"], "oidc")
-    # It ends with the token, before SESSION_HOURS.
+    # The session ends with the token, before SESSION_HOURS.
     assert datetime.fromisoformat(seen["expires_at"]) == datetime.fromtimestamp(local.person["exp"], UTC)
     assert jobs.status_code == 200
     assert after.status_code == 401
 
 
-async def test_the_session_is_shorter_than_the_token_if_the_settings_say_so(shared_database, local):
+async def test_the_session_ends_before_the_token_if_session_hours_is_shorter(shared_database, local):
     local.person = {"exp": int(time.time()) + 1e12}
     async with platform(shared_database, local, session_hours=0.1) as client:
         await client.get(await at_issuer(await began(client)))
@@ -97,7 +97,7 @@ async def test_the_session_is_shorter_than_the_token_if_the_settings_say_so(shar
     assert 200 < left.total_seconds() <= 360
 
 
-async def test_the_cookie_of_the_sign_in_is_short_lived_hidden_and_used_once(shared_database, local):
+async def test_the_sign_in_cookie_is_short_lived_hidden_from_scripts_and_used_once(shared_database, local):
     async with platform(shared_database, local) as client:
         answer = await client.get(START)
         back = await at_issuer(answer.headers["location"])
@@ -105,7 +105,7 @@ async def test_the_cookie_of_the_sign_in_is_short_lived_hidden_and_used_once(sha
         cookie = answer.headers["set-cookie"]
         client.cookies.delete("dagmaster_session")
         again = await client.get(back)
-        # Also for a client that has kept the cookie: the issuer accepts a code once.
+        # This holds even if a client has kept the cookie: the issuer accepts a code once.
         kept = await client.get(back, headers={"Cookie": cookie.split(";")[0]})
 
     assert {"HttpOnly", "SameSite=Lax", "Max-Age=600", "Path=/"} <= set(cookie.split("; "))
@@ -118,7 +118,7 @@ async def test_the_cookie_of_the_sign_in_is_short_lived_hidden_and_used_once(sha
     check(kept, 401, "session.refused")
 
 
-async def test_a_callback_that_is_not_of_this_sign_in_is_refused(shared_database, local):
+async def test_a_callback_that_does_not_belong_to_this_sign_in_is_refused(shared_database, local):
     cases = [
         ({"state": "x" * 43}, 403, "session.bad-state"),
         ({"state": None}, 403, "session.bad-state"),
@@ -169,7 +169,7 @@ async def test_an_id_token_that_is_not_for_this_sign_in_is_refused(shared_databa
             assert not signed_in_by(answer)
 
 
-async def test_roles_may_be_in_the_access_token_of_the_same_person(shared_database, local):
+async def test_roles_may_be_in_the_access_token_of_the_same_user(shared_database, local):
     cases = [({}, True), ({"sub": "eve"}, False), ({"aud": "another"}, False), ({"key": RSA_KEYS[1]}, False)]
     async with platform(shared_database, local) as client:
         for changes, is_accepted in cases:
@@ -182,7 +182,7 @@ async def test_roles_may_be_in_the_access_token_of_the_same_person(shared_databa
 
 
 @pytest.mark.parametrize("methods", [["client_secret_basic"], ["client_secret_post"]])
-async def test_the_secret_of_the_client_is_sent_as_the_issuer_wants_it(shared_database, local, methods):
+async def test_the_client_secret_is_sent_in_the_way_that_the_issuer_supports(shared_database, local, methods):
     local.client_secret, local.auth_methods = "hunter2", methods
     async with platform(shared_database, local, oidc_client_secret="hunter2") as client:
         right = await client.get(await at_issuer(await began(client)))
@@ -193,7 +193,7 @@ async def test_the_secret_of_the_client_is_sent_as_the_issuer_wants_it(shared_da
     check(wrong, 401, "session.refused")
 
 
-async def test_an_issuer_that_does_not_respond_is_an_outage_and_never_a_sign_in(shared_database, local):
+async def test_a_failing_issuer_is_reported_and_never_signs_a_user_in(shared_database, local):
     discovery = "/.well-known/openid-configuration"
     cases = [
         (discovery, (500, b""), "auth.issuer-unavailable"),
@@ -232,24 +232,24 @@ OTHER_PLACES = [
 
 
 @pytest.mark.parametrize("path", OTHER_PLACES)
-def test_a_redirect_leads_nowhere_else(path):
+def test_a_redirect_to_another_site_is_not_accepted(path):
     assert not is_own_path(path)
     forged = Flow("s" * 43, "n" * 43, "v" * 43, path)
     assert Flow.decoded(forged.encoded()) is None  # also from a cookie
 
 
 @pytest.mark.parametrize("path", ["/", "/ui/", "/ui/jobs?status=failed&after=a~b#top", "/tiles/a/map"])
-def test_a_redirect_leads_to_paths_of_this_server(path):
+def test_a_redirect_to_a_path_of_this_server_is_accepted(path):
     flow = new_flow(path)
     assert Flow.decoded(flow.encoded()) == flow
 
 
 @pytest.mark.parametrize("text", ["", "x", "e30", "W10", "bnVsbA", "ü", "eyJzdGF0ZSI6MX0", "=" * 9])
-def test_what_is_no_flow_is_none(text):
+def test_an_invalid_sign_in_cookie_is_ignored(text):
     assert Flow.decoded(text) is None
 
 
-async def test_a_start_that_leads_elsewhere_or_has_no_issuer_is_refused(shared_database, local):
+async def test_a_sign_in_that_would_redirect_to_another_site_or_has_no_issuer_is_refused(shared_database, local):
     async with platform(shared_database, local) as client:
         foreign = await client.get(START, params={"next": "//evil.example"})
         bad_host = await client.get(START, headers={"Host": "evil.example/?x="})
@@ -267,7 +267,7 @@ async def test_a_start_that_leads_elsewhere_or_has_no_issuer_is_refused(shared_d
     check(disabled, 404, "session.no-oidc")
 
 
-async def test_attempts_are_limited_and_nothing_secret_is_logged(shared_database, local, capsys):
+async def test_failed_sign_ins_are_limited_and_no_secret_is_logged(shared_database, local, capsys):
     before = structlog.get_config()
     log.configure("debug")
     try:

@@ -1,4 +1,4 @@
-"""What operators read and change: instances, queues, dead letters, the schema, results from remote workers."""
+"""The routes for operators: instances, queues, dead letters, the schema, workflows, and reports over HTTP."""
 
 import asyncio
 from uuid import UUID, uuid4
@@ -7,7 +7,7 @@ import pytest
 
 from dagmaster.database.ledger.protocol import Demand
 from dagmaster.jobs.model import Submission
-from tests.api.serving import V1, api, everything, ok
+from tests.api.serving import V1, api, ok, pages_of
 from tests.engine.harness import engine, open_gate, until, workflow
 
 GATED = """
@@ -24,8 +24,8 @@ async def test_orchestrators_and_workers_show_what_they_do(database):
     async with engine(database, orchestrators=2) as running, api(database, running) as client:
         job_id = await running.submit(workflow(GATED))
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
-        orchestrators = await everything(client, f"{V1}/orchestrators", limit=1)
-        (workers,) = await everything(client, f"{V1}/workers")
+        orchestrators = await pages_of(client, f"{V1}/orchestrators", limit=1)
+        (workers,) = await pages_of(client, f"{V1}/workers")
         open_gate(job_id)
         await running.wait(job_id)
 
@@ -47,7 +47,7 @@ async def test_orchestrators_and_workers_show_what_they_do(database):
 
 
 @pytest.mark.requirement("O1")
-async def test_silent_instances_are_listed_as_silent_and_the_list_is_bounded(database):
+async def test_instances_without_heartbeats_are_listed_as_not_alive_and_the_list_of_their_jobs_is_limited(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         await running.rows(
             "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, "
@@ -60,8 +60,8 @@ async def test_silent_instances_are_listed_as_silent_and_the_list_is_bounded(dat
         )
         await running.submit_all([Submission(workflow_id="hello_world")] * 30)
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = (SELECT owner_id FROM dagapp.orchestrators)")
-        ((worker,),) = await everything(client, f"{V1}/workers")
-        ((orchestrator,),) = await everything(client, f"{V1}/orchestrators")
+        ((worker,),) = await pages_of(client, f"{V1}/workers")
+        ((orchestrator,),) = await pages_of(client, f"{V1}/orchestrators")
 
     assert not worker["is_alive"]
     assert not orchestrator["is_alive"]
@@ -78,7 +78,7 @@ async def test_queues_show_their_depth_and_are_paused_and_opened(database):
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'queued'"))
         await running.start_worker()
         await asyncio.sleep(0.5)
-        (queues,) = await everything(client, f"{V1}/queues")
+        (queues,) = await pages_of(client, f"{V1}/queues")
         opened = await ok(client.put(f"{V1}/queues/functionapp-tasks", json={"max_running": 3}))
         job = await running.wait(job_id)
 
@@ -95,7 +95,7 @@ async def test_queues_show_their_depth_and_are_paused_and_opened(database):
 
 
 @pytest.mark.requirement("E19")
-async def test_two_people_change_a_queue_and_neither_undoes_the_other(database):
+async def test_two_users_change_different_settings_of_a_queue_and_both_changes_are_kept(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         queue = f"{V1}/queues/container-tasks"
         limited = await ok(client.patch(queue, json={"max_running": 3}))
@@ -138,7 +138,7 @@ async def test_an_instance_whose_loop_has_ended_is_not_ready(database):
 
 @pytest.mark.requirement("O1")
 async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(database):
-    """The loop waits for something that never happens; the process still responds."""
+    """The loop waits for an event that never happens; the process still responds."""
     async with engine(database) as running, api(database, running) as client:
         (orchestrator,) = running.orchestrators
         before = await ok(client.get("/livez"))
@@ -155,7 +155,7 @@ async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(d
         stuck = await until(lambda: answers("/livez", 503))
         orchestrator._find_pending_work = find
         is_free.set()
-        healed = await until(lambda: answers("/livez", 200))
+        alive_again = await until(lambda: answers("/livez", 200))
 
     assert before["status"] == "alive"
     assert [check["name"] for check in unready["checks"] if not check["is_ok"]] == ["loop"]
@@ -163,12 +163,12 @@ async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(d
     assert while_unready.status_code == 200
     assert stuck["status"] == "stuck"
     assert stuck["silent_seconds"] > running.settings.orphan_threshold_sec
-    assert healed["status"] == "alive"
+    assert alive_again["status"] == "alive"
 
 
 @pytest.mark.requirement("O1")
 async def test_without_a_database_an_instance_is_alive_and_not_ready():
-    """No restart would bring the database back."""
+    """A restart would not help, so the instance stays alive."""
     async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
         alive = await ok(client.get("/livez"))
         unready = await ok(client.get("/readyz"), 503)
@@ -192,8 +192,8 @@ async def test_dead_letters_are_listed_shown_and_replayed(database):
         await until(lambda: _letters(running, 6))
         running.add(workflow(GATED.replace("gated", "late")))
         async with api(database, running) as client:
-            pages = await everything(client, f"{V1}/dead-letters", limit=4)
-            malformed = await everything(client, f"{V1}/dead-letters", reason="Malformed")
+            pages = await pages_of(client, f"{V1}/dead-letters", limit=4)
+            malformed = await pages_of(client, f"{V1}/dead-letters", reason="Malformed")
             letter = next(letter for page in pages for letter in page if letter["message_id"] == "m-3")
             path = f"{V1}/dead-letters/{letter['dead_letter_id']}"
             shown = await ok(client.get(path))
@@ -218,11 +218,11 @@ async def test_replaying_a_poison_task_resumes_its_job(database):
     poison = GATED.replace("gated", "poison").replace("handler: gate", "handler: crash, params: {code: 3}")
     async with engine(database, max_losses=1) as running, api(database, running) as client:
         job = await running.run(workflow(poison))
-        ((letter,),) = await everything(client, f"{V1}/dead-letters", reason="PoisonTask")
+        ((letter,),) = await pages_of(client, f"{V1}/dead-letters", reason="PoisonTask")
         replayed = await ok(client.post(f"{V1}/dead-letters/{letter['dead_letter_id']}/replay"), 202)
         busy = await client.post(f"{V1}/dead-letters/{letter['dead_letter_id']}/replay")
         again = await running.wait(job["job_id"])
-        letters = await everything(client, f"{V1}/dead-letters", reason="PoisonTask")
+        letters = await pages_of(client, f"{V1}/dead-letters", reason="PoisonTask")
 
     assert job["status"] == "failed"
     assert (letter["job_id"], letter["node_id"]) == (str(job["job_id"]), "door")
@@ -248,7 +248,7 @@ async def test_the_schema_is_inspected_deployed_and_rebuilt(database):
         tables = await ok(client.get(f"{V1}/bootstrap/tables"))
         ddl = await client.get(f"{V1}/bootstrap/ddl")
         migrated = await ok(client.post(f"{V1}/bootstrap/migrate"))
-        unsure = await client.post(f"{V1}/bootstrap/rebuild", json={"confirm": "something"})
+        unconfirmed = await client.post(f"{V1}/bootstrap/rebuild", json={"confirm": "something"})
         kept = await client.get(f"{V1}/jobs/{submitted['job_id']}")
         name = database.partition("/test_")[2].partition("?")[0]
         rebuilt = await ok(client.post(f"{V1}/bootstrap/rebuild", json={"confirm": f"test_{name}"}))
@@ -259,14 +259,14 @@ async def test_the_schema_is_inspected_deployed_and_rebuilt(database):
     assert ddl.headers["content-type"].startswith("text/plain")
     assert "CREATE TABLE dagapp.dag_jobs" in ddl.text
     assert migrated == {"changes": [], "pending": [], "is_current": True, "done_by_another": False, "warnings": []}
-    assert (unsure.status_code, unsure.json()["code"]) == (403, "bootstrap.not-confirmed")
+    assert (unconfirmed.status_code, unconfirmed.json()["code"]) == (403, "bootstrap.not-confirmed")
     assert kept.status_code == 200
     assert rebuilt["is_current"]
     assert deleted.status_code == 404
 
 
 @pytest.mark.requirement("E7")
-async def test_a_worker_without_database_reports_over_http_and_late_reports_are_answered_as_late(database):
+async def test_a_worker_without_database_reports_over_http_and_late_reports_are_not_accepted(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
         worker_id = uuid4()
@@ -310,9 +310,9 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
 
 
 @pytest.mark.requirement("O1")
-async def test_workflows_are_listed_shown_drawn_and_checked(shared_database):
+async def test_workflows_can_be_listed_shown_drawn_and_checked(shared_database):
     async with api(shared_database) as client:
-        pages = await everything(client, f"{V1}/workflows", limit=3)
+        pages = await pages_of(client, f"{V1}/workflows", limit=3)
         shown = await ok(client.get(f"{V1}/workflows/hello_world"))
         graph = await ok(client.get(f"{V1}/workflows/demo/graph"))
         bad = (
@@ -337,7 +337,7 @@ async def test_workflows_are_listed_shown_drawn_and_checked(shared_database):
 
 
 @pytest.mark.requirement("O1")
-async def test_a_workflow_tells_which_inputs_are_reserved(database):
+async def test_a_workflow_shows_which_inputs_are_reserved(database):
     text = (
         "workflow_id: x\ninputs: {a: {reserved: true, default: b}, c: {}}\n"
         "nodes:\n  start: {type: start, next: end}\n  end: {type: end}\n"
@@ -358,7 +358,7 @@ async def test_a_workflow_tells_which_inputs_are_reserved(database):
 
 @pytest.mark.requirement("E7")
 async def test_two_instances_serve_the_same_job(database):
-    """A request may arrive anywhere: what one accepted the other shows at once."""
+    """A request may be sent to any instance: a job that one accepted is shown by the other at once."""
     async with (
         engine(database, orchestrators=2) as running,
         api(database, running) as one,

@@ -1,4 +1,4 @@
-"""The outcomes of a job, for people."""
+"""The outcomes of a job, described for users."""
 
 from uuid import UUID
 
@@ -30,7 +30,7 @@ def view(status: JobStatus, **nodes: NodeView) -> JobView:
     return JobView(JOB, build(WORKFLOW), {}, status, nodes=dict.fromkeys(WORKFLOW.nodes, DONE) | nodes)
 
 
-def test_a_job_that_succeeded_in_part_says_what_is_missing_and_how_to_get_it():
+def test_the_outcome_of_a_partial_success_names_what_is_missing_and_how_to_resume():
     failed = NodeView(NodeStatus.FAILED, error_message="no space left")
     result = outcomes(view(JobStatus.PARTIAL_SUCCESS, preview=failed, end=NodeView(NodeStatus.SKIPPED)))
 
@@ -48,7 +48,7 @@ def test_optional_failures_are_listed_but_there_is_nothing_to_resume():
     assert [(second.node_id, second.recovery) for second in result.secondary] == [("notify", None)]
 
 
-def test_a_failed_job_names_what_failed():
+def test_the_outcome_of_a_failed_job_names_the_nodes_that_failed():
     skipped = NodeView(NodeStatus.SKIPPED, reason=SkipReason.UPSTREAM_FAILED)
     result = outcomes(view(JobStatus.FAILED, cog=NodeView(NodeStatus.FAILED), preview=skipped))
 

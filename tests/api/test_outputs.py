@@ -1,4 +1,4 @@
-"""Outputs over HTTP, of any size: complete, with their hash as ETag, and sent again only if they have changed."""
+"""Outputs of any size over HTTP: complete, with their hash as ETag, and sent again only if they have changed."""
 
 import hashlib
 from uuid import uuid4
@@ -30,7 +30,7 @@ SIZED = """
 """
 
 
-async def test_an_output_is_downloaded_with_its_hash_and_not_a_second_time(database):
+async def test_an_output_is_sent_with_its_hash_as_etag_and_not_sent_again_if_unchanged(database):
     async with engine(database) as running, api(database, running) as client:
         for count in (3, 60_000):
             job = await running.run(workflow(SIZED), count=count)
@@ -50,7 +50,7 @@ async def test_an_output_is_downloaded_with_its_hash_and_not_a_second_time(datab
             assert len(orjson.dumps(detail)) < INLINE_BYTES
 
 
-async def test_what_has_no_output_says_so(database):
+async def test_the_response_for_a_missing_output_gives_the_reason(database):
     async with engine(database) as running, api(database, running) as client:
         job = await running.run(workflow(SIZED), count=3)
         of_job = f"{V1}/jobs/{job['job_id']}"
@@ -69,7 +69,7 @@ async def test_what_has_no_output_says_so(database):
         assert gathered["results"] == [1, 1, 3, 3]
 
 
-async def test_a_worker_that_reports_over_http_needs_not_know_of_references(database):
+async def test_a_worker_that_reports_over_http_does_not_need_to_know_payload_references(database):
     definition = workflow("""
         workflow_id: outside
         nodes:

@@ -32,7 +32,7 @@ SERVER_CONNECTIONS = 2
 
 @contextlib.contextmanager
 def pgbouncer(dsn: str, name: str, **settings: str) -> Iterator[str]:
-    """The address of a pooler in front of a database, with fewer connections than its clients have."""
+    """The URL of a pooler in front of a database, which has fewer connections than its clients."""
     given = conninfo_to_dict(dsn)
     port = free_port()
     target = f"host={given['host']} port=5432 dbname={given['dbname']} user={given['user']}"
@@ -118,7 +118,7 @@ def _without_ages(value: object) -> object:
     return [_without_ages(part) for part in value] if isinstance(value, list) else value
 
 
-async def test_settings_hold_for_one_transaction_on_a_pooler(shared_database):
+async def test_settings_apply_to_one_transaction_on_a_pooler(shared_database):
     with pgbouncer(shared_database, "settings") as pooled:
         reads = ApiReads(shared_database, pooler_dsn=pooled)
         await reads.open()

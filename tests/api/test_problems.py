@@ -11,7 +11,9 @@ from dagmaster.web.validation import MAX_MISTAKES
 from tests.api.serving import V1, api
 from tests.web.problems import check
 
-JOB = str(new_job_id(1_700_000_000_000, bytes(10)))  # the same in every process: tests are named after it
+JOB = str(
+    new_job_id(1_700_000_000_000, bytes(10))
+)  # a constant, because the names of parametrised tests contain it and must be the same in every process
 
 
 @pytest.mark.requirement("O1")
@@ -149,7 +151,7 @@ async def test_the_response_to_thousands_of_mistakes_is_short(shared_database, s
 
 
 @pytest.mark.requirement("O1")
-async def test_what_is_no_json_says_where(shared_database):
+async def test_the_error_for_invalid_json_has_line_and_column(shared_database):
     async with api(shared_database) as client:
         answer = await client.post(
             f"{V1}/jobs", content=b'{"workflow_id": "x",\n "priority": }', headers={"content-type": "application/json"}
@@ -183,7 +185,7 @@ async def test_a_misspelt_workflow_gets_a_suggestion(shared_database):
 
 
 @pytest.mark.requirement("O1")
-async def test_a_key_that_stands_for_another_workflow_says_for_which(shared_database):
+async def test_the_error_for_an_idempotency_key_of_another_workflow_names_that_workflow(shared_database):
     async with api(shared_database) as client:
         first = await client.post(f"{V1}/jobs", json={"workflow_id": "hello_world", "idempotency_key": "mine"})
         other = await client.post(f"{V1}/jobs", json={"workflow_id": "echo_test", "idempotency_key": "mine"})
@@ -199,7 +201,7 @@ async def test_a_key_that_stands_for_another_workflow_says_for_which(shared_data
     assert "other inputs" in check(inputs, 409, "job.key-conflict")["detail"]
 
 
-async def test_the_index_page_links_to_everything_and_loads_nothing_from_elsewhere(shared_database):
+async def test_the_index_page_links_to_all_pages_and_loads_nothing_from_other_hosts(shared_database):
     async with api(shared_database) as client:
         root = await client.get("/", follow_redirects=True)
         described = (await client.get("/openapi.json")).json()
@@ -235,7 +237,7 @@ async def test_the_api_can_be_tried_in_a_browser_without_other_servers(shared_da
 
 
 @pytest.mark.requirement("O1")
-async def test_a_database_that_is_away_is_unavailable_and_says_when_to_try_again():
+async def test_the_response_without_a_database_says_when_to_retry():
     async with api("postgresql://nobody@127.0.0.1:1/nothing") as client:
         jobs, submitted, ready, alive, health = await asyncio.gather(
             client.get(f"{V1}/jobs"),
@@ -253,7 +255,7 @@ async def test_a_database_that_is_away_is_unavailable_and_says_when_to_try_again
 
 
 @pytest.mark.requirement("D4")
-async def test_a_database_without_schema_says_what_to_do_and_is_deployed(empty_database):
+async def test_the_error_for_a_database_without_schema_names_the_command_that_deploys_it(empty_database):
     async with api(empty_database) as client:
         before = await client.get(f"{V1}/jobs")
         ready = await client.get("/readyz")

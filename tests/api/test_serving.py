@@ -1,4 +1,4 @@
-"""The API in an orchestrator's process: on loopback, stopped with it, and clear about a port that is taken."""
+"""The API in the process of an orchestrator: it listens on loopback, stops with it, and reports a port in use."""
 
 import asyncio
 import json
@@ -28,15 +28,15 @@ from tests.engine.harness import until
 def test_only_loopback_is_listened_on_unless_configured():
     with pytest.raises(InvalidRequest) as refused:
         bind("0.0.0.0", 0)
-    with bind("0.0.0.0", 0, is_insecure=True) as anywhere, bind("localhost", 0) as services:
-        ports = [bound.getsockname()[1] for bound in (anywhere, services)]
+    with bind("0.0.0.0", 0, may_expose=True) as on_all_addresses, bind("localhost", 0) as on_loopback:
+        ports = [bound.getsockname()[1] for bound in (on_all_addresses, on_loopback)]
 
     assert refused.value.code == "api.not-loopback"
     assert "API_INSECURE" in (refused.value.hint or "")
     assert all(ports)
 
 
-def test_a_taken_port_is_a_clear_conflict():
+def test_the_error_for_a_port_in_use_is_a_conflict():
     with bind("127.0.0.1", 0) as first, pytest.raises(Conflict) as refused:
         bind("127.0.0.1", first.getsockname()[1])
 
@@ -44,7 +44,7 @@ def test_a_taken_port_is_a_clear_conflict():
     assert "--port" in (refused.value.hint or "")
 
 
-async def test_a_stopped_server_gives_its_port_back(shared_database):
+async def test_a_stopped_server_releases_its_port(shared_database):
     async with served(app_of(shared_database)) as server:
         port = int(server.url.rpartition(":")[2])
 
@@ -75,7 +75,7 @@ def url_of(process: subprocess.Popen[str]) -> str:
     for line in process.stderr:
         if line.startswith("{") and json.loads(line)["event"] == "the API listens":
             return str(json.loads(line)["url"])
-    raise AssertionError("it ended without listening")
+    raise AssertionError("the orchestrator ended before the API listened")
 
 
 async def test_an_orchestrator_serves_the_api_until_it_stops(database):

@@ -1,4 +1,4 @@
-"""Browsers sign in with a key: the cookie is a caller like the key, ends with it, and other pages cannot use it."""
+"""Users sign in with a key: the session has the permissions of the key, ends with it, and other sites cannot use it."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -36,7 +36,7 @@ async def key_of(store, name="ada", scopes=("operator",), **more):
 
 
 async def signed_in(client, key):
-    """The session, after which the client has its cookie."""
+    """Sign in: the client has the cookie afterwards, and the session is returned."""
     return await ok(client.post(SESSION, json={"key": key}, headers=SAME_ORIGIN), 201)
 
 
@@ -44,7 +44,7 @@ def own_page(session):
     return {**SAME_ORIGIN, "X-CSRF-Token": session["csrf_token"]}
 
 
-async def test_a_browser_signs_in_sees_who_it_is_and_signs_out(database):
+async def test_a_user_signs_in_sees_the_session_and_signs_out(database):
     async with platform(database) as (client, store):
         key = await key_of(store)
         before = await ok(client.get(SESSION))
@@ -85,11 +85,11 @@ async def test_the_cookie_is_hidden_from_scripts_and_other_sites(database):
     assert not any(part.startswith("Domain") for part in parts)
     assert secure.headers["set-cookie"].startswith(f"__Host-{COOKIE}=dgs_")
     assert "Secure" in secure.headers["set-cookie"].split("; ")
-    # With https a cookie that plain http could have set is not read.
+    # With https, a cookie without the prefix `__Host-` is ignored: a page over plain http could have set it.
     assert planted.json()["is_signed_in"] is False
 
 
-async def test_every_route_treats_the_cookie_as_it_treats_the_key(database):
+async def test_every_route_allows_a_session_what_it_allows_the_key_of_the_session(database):
     async with keys_of(database, "b2b", "reviewer", "admin") as keys, api(database, auth_enabled=True) as client:
         for scope, key in keys.items():
             session = await signed_in(client, key)
@@ -103,14 +103,14 @@ async def test_every_route_treats_the_cookie_as_it_treats_the_key(database):
                 is_allowed = permission is Permission.ANYONE or permission in ALLOWED[scope]
                 assert (answer.status_code == 403) == (not is_allowed), (method, path, scope, answer.text)
                 assert answer.status_code != 401
-                if method not in ("GET", "HEAD", "OPTIONS"):  # which change nothing
+                if method not in ("GET", "HEAD", "OPTIONS"):  # these methods change nothing
                     without = await client.request(method, url, headers=SAME_ORIGIN)
                     assert without.status_code == 403
                     if path.startswith(V1):  # the API of the old system describes errors in its own way
                         check(without, 403, "session.csrf")
 
 
-async def test_a_page_of_another_origin_changes_nothing_with_the_cookie(database):
+async def test_a_page_of_another_origin_cannot_change_anything_with_the_cookie(database):
     cases = [
         ({"Origin": "http://localhost"}, "session.csrf"),
         ({"Origin": "http://localhost", "X-CSRF-Token": "x" * 43}, "session.csrf"),
@@ -134,14 +134,14 @@ async def test_a_page_of_another_origin_changes_nothing_with_the_cookie(database
     assert still["is_signed_in"] is True
 
 
-async def test_the_token_of_another_session_is_refused_and_a_browser_behind_a_proxy_is_not(database):
+async def test_the_csrf_token_of_another_session_is_refused_and_a_browser_behind_a_proxy_is_accepted(database):
     async with platform(database) as (client, store):
         key = await key_of(store)
         first = await signed_in(client, key.key)
         await signed_in(client, key.key)
         other = await client.delete(SESSION, headers=own_page(first))
         second = await ok(client.get(SESSION))
-        # The proxy has replaced the Host header: what the browser says counts.
+        # The proxy has replaced the Host header: the header Sec-Fetch-Site of the browser counts.
         headers = {"Origin": "https://public.example", "Sec-Fetch-Site": "same-origin"}
         proxied = await client.delete(SESSION, headers={**headers, "X-CSRF-Token": second["csrf_token"]})
 
@@ -165,7 +165,7 @@ async def test_a_session_ends_with_its_key(database):
 
 
 @pytest.mark.parametrize(("overlap_hours", "is_signed_in"), [(0, False), (1, True)])
-async def test_a_session_lasts_as_long_as_the_secret_that_began_it(database, overlap_hours, is_signed_in):
+async def test_a_session_ends_with_the_secret_that_started_it(database, overlap_hours, is_signed_in):
     async with platform(database) as (client, store):
         key = await key_of(store)
         await signed_in(client, key.key)
@@ -175,7 +175,7 @@ async def test_a_session_lasts_as_long_as_the_secret_that_began_it(database, ove
     assert seen["is_signed_in"] is is_signed_in
 
 
-async def test_a_session_ends_when_its_time_or_that_of_its_key_is_over(database):
+async def test_a_session_ends_when_it_or_its_key_expires(database):
     async with platform(database, session_hours=0.5) as (client, store):
         short = await key_of(store, "short", expires_in_days=0.01)
         session = await signed_in(client, short.key)
@@ -192,7 +192,7 @@ async def test_a_session_ends_when_its_time_or_that_of_its_key_is_over(database)
     assert (with_key["is_signed_in"], alone["is_signed_in"]) == (False, False)
 
 
-async def test_a_change_of_the_key_is_a_change_of_the_session(database):
+async def test_a_change_of_the_scopes_of_a_key_applies_to_its_sessions(database):
     async with platform(database) as (client, store):
         key = await key_of(store)
         await signed_in(client, key.key)
@@ -229,7 +229,7 @@ async def test_a_page_of_another_origin_cannot_sign_its_visitor_in(database):
             check(await client.post(SESSION, json={"key": key.key}, headers=headers), 403, "request.foreign-origin")
 
 
-async def test_failed_attempts_are_limited_and_others_are_not(database):
+async def test_failed_sign_ins_are_limited_and_successful_ones_are_not(database):
     async with platform(database) as (client, store):
         key = await key_of(store)
         for _ in range(15):
@@ -241,7 +241,7 @@ async def test_failed_attempts_are_limited_and_others_are_not(database):
     assert failed[-1].headers["retry-after"]
 
 
-async def test_signing_in_and_out_is_recorded_and_neither_key_nor_cookie_is(database, capsys):
+async def test_signing_in_and_out_is_recorded_without_key_or_cookie(database, capsys):
     before = structlog.get_config()
     log.configure("debug")
     try:
@@ -284,7 +284,7 @@ async def test_a_key_in_a_header_is_used_in_place_of_the_cookie(database):
     check(changing, 403, "auth.not-allowed")
 
 
-async def test_a_cookie_that_is_no_session_is_anonymous(shared_database):
+async def test_a_request_with_an_invalid_session_cookie_is_anonymous(shared_database):
     cookies = [
         "dagmaster_session=",
         "dagmaster_session=nonsense",
@@ -303,7 +303,7 @@ async def test_a_cookie_that_is_no_session_is_anonymous(shared_database):
             check(jobs, 401, "auth.session-ended")
 
 
-async def test_two_cookies_of_one_name_are_no_session(database):
+async def test_two_session_cookies_in_one_request_are_not_accepted(database):
     async with platform(database) as (client, store):
         await signed_in(client, (await key_of(store)).key)
         both = f"{COOKIE}={client.cookies[COOKIE]}; {COOKIE}=dgs_planted"
@@ -329,7 +329,7 @@ async def test_without_authentication_there_is_no_sign_in(database):
     check(foreign, 403, "request.foreign-origin")
 
 
-async def test_sign_ins_at_once_are_sessions_of_their_own_and_old_ones_are_deleted(database):
+async def test_concurrent_sign_ins_create_separate_sessions_and_expired_ones_are_deleted(database):
     async with platform(database) as (client, store):
         key = (await key_of(store)).key
         answers = await asyncio.gather(*(client.post(SESSION, json={"key": key}) for _ in range(8)))
@@ -345,7 +345,7 @@ async def test_sign_ins_at_once_are_sessions_of_their_own_and_old_ones_are_delet
     assert left == (1,)
 
 
-async def test_the_root_leads_browsers_to_the_ui_and_programs_to_the_list_of_routes(shared_database):
+async def test_the_root_redirects_browsers_to_the_ui_and_returns_the_list_of_routes_to_programs(shared_database):
     async with platform(shared_database) as (client, _store):
         browser = await client.get("/", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
         program = await client.get("/")

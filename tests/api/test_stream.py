@@ -1,4 +1,4 @@
-"""Events as they happen: without gaps or repeats, however often the connection is lost, for many watchers at once."""
+"""The stream of the events of a job: no gaps or repeats, however often the connection is lost, and many clients."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ STEPS = """
 async def frames(
     client: AsyncClient, job_id: UUID, last: int | None = None, **params: Any
 ) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream, as a browser would read them; comments as they are."""
+    """The events of a stream, parsed as a browser does, and its comments."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     path = f"{V1}/jobs/{job_id}/events/stream"
     async with client.stream("GET", path, headers=headers, params=params, timeout=30) as answer:
@@ -153,7 +153,7 @@ def _many() -> Any:
     return Limits(max_connections=200, max_keepalive_connections=200)
 
 
-async def test_a_silent_stream_shows_that_it_lives(database):
+async def test_a_stream_without_events_sends_heartbeats(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit(workflow(STEPS))
         async with served(app_of(database, running, heartbeat_seconds=0.2)) as server:

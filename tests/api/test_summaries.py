@@ -1,4 +1,4 @@
-"""How long nodes and stages took, and how long a fan_out still takes: from the rows of its own node alone."""
+"""Durations of nodes and stages, and the remaining time of a fan_out, computed without reading its children."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -60,7 +60,7 @@ def test_a_fan_out_takes_from_the_end_of_the_node_before_it_to_the_start_of_the_
     assert (stages["list"], stages["split"]) == (3, 40)
 
 
-def test_a_fan_out_whose_children_all_exist_runs_on_and_its_end_is_estimated_from_those_that_ended() -> None:
+def test_the_remaining_time_of_a_fan_out_is_estimated_from_the_children_that_have_ended() -> None:
     split = node("split", 10, total=100, expanded=100, remaining=75)
     moment = snapshot(14, split, node("gather", None), node("end", None))
     nodes, stages, eta = with_estimates(GRAPH, summaries_of(GRAPH, moment), stages_of(GRAPH, moment), {})

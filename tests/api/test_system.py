@@ -1,4 +1,4 @@
-"""What operators look at: rates of queues, leases of running tasks, and the health of the database."""
+"""The data for the system pages: rates of queues, leases of running tasks, and the health of the database."""
 
 import psycopg
 import pytest
@@ -19,7 +19,7 @@ GATE = """
 """
 
 
-def test_a_rate_is_what_happened_within_the_last_minute():
+def test_a_rate_counts_the_events_of_the_last_minute():
     now = [0.0]
     meter = RateMeter(lambda: now[0])
     for now[0] in range(120):
@@ -70,7 +70,7 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
 
 
 @pytest.mark.parametrize("stats", ['{"started_per_minute": 5}', '{"started_per_minute": {"q": "x"}}', "[]", "null"])
-async def test_a_worker_that_reports_nonsense_hides_no_queue(database, stats):
+async def test_queues_are_listed_even_if_a_worker_reports_invalid_statistics(database, stats):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO dagapp.workers (worker_id, host, pid, software_version, worker_type, queues, handlers, stats, "

@@ -1,4 +1,4 @@
-"""Uploads over the API: the protocol, its refusals, and who may see what."""
+"""Uploads over the API: the protocol, refused requests, and who may see which uploads."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ from dagmaster.errors import InvalidRequest
 from dagmaster.storage import Location, Zone
 from dagmaster.web import uploads as protocol
 from dagmaster.web.middleware import RequestMiddleware
-from tests.api.serving import V1, api, app_of, everything, ok, served
+from tests.api.serving import V1, api, app_of, ok, pages_of, served
 from tests.gateway.kit import bearer, key_of
 from tests.web.problems import check
 
@@ -53,7 +53,7 @@ async def begun(client, **fields):
     return await client.post(f"{V1}/uploads", json=request)
 
 
-async def test_a_file_that_is_sent_in_parts_is_an_object_of_its_platform(client, tmp_path):
+async def test_a_file_that_is_sent_in_parts_becomes_an_object_of_its_platform(client, tmp_path):
     answer = await begun(client, name=(name := fresh_name()), sha256=digest())
     where = answer.headers["location"]
     first = await client.patch(where, content=DATA[:1000], headers=at(0))
@@ -67,7 +67,7 @@ async def test_a_file_that_is_sent_in_parts_is_an_object_of_its_platform(client,
     assert (answer.headers["upload-offset"], answer.json()["state"]) == ("0", "open")
     assert (first.status_code, first.headers["upload-offset"], first.content) == (204, "1000", b"")
     assert (response.status_code, response.headers["upload-offset"]) == (200, "1000")
-    assert objects["items"] == []  # not before all bytes are there
+    assert objects["items"] == []  # the object does not exist before all bytes have arrived
     assert (last.status_code, last.headers["upload-offset"]) == (204, str(len(DATA)))
     assert (tmp_path / f"bronze/bronze/local/{name}").read_bytes() == DATA
     assert upload["source"] == {"container": "bronze", "blob": f"local/{name}"}
@@ -76,7 +76,7 @@ async def test_a_file_that_is_sent_in_parts_is_an_object_of_its_platform(client,
     assert list((tmp_path / "bronze/.uploads").iterdir()) == []
 
 
-async def test_a_client_of_the_tus_protocol_finds_what_the_specification_promises(client):
+async def test_uploads_follow_the_specification_of_the_tus_protocol(client):
     described = await client.options(f"{V1}/uploads", headers={})
     sent = {"Tus-Resumable": "1.0.0", "Upload-Length": str(len(DATA))}
     names = metadata(filename=(name := fresh_name()), filetype="image/tiff", sha256=digest())
@@ -136,7 +136,7 @@ REFUSED = (
 )
 
 
-async def test_what_cannot_become_an_object_is_refused(client, tmp_path):
+async def test_uploads_with_invalid_names_sizes_or_hashes_are_refused(client, tmp_path):
     for fields, status, code in REFUSED:
         for if_exists in ("refuse", "rename"):
             check(await begun(client, if_exists=if_exists, **fields), status, code)
@@ -173,7 +173,7 @@ NOT_FITTING = (
 )
 
 
-async def test_bytes_that_do_not_fit_are_refused_and_nothing_is_kept(client):
+async def test_bytes_with_a_wrong_offset_or_length_are_refused_and_none_is_kept(client):
     for offset, content, status, code in NOT_FITTING:
         where = (await begun(client)).headers["location"]
         refused = await client.patch(where, content=content, headers={**CHUNK, "Upload-Offset": offset})
@@ -250,7 +250,7 @@ async def test_the_same_file_again_continues_the_same_upload(client):
     check(unknown, 409, "upload.name-taken")
 
 
-async def test_an_object_that_another_program_put_there_meanwhile_stays(client, tmp_path):
+async def test_an_object_that_another_program_wrote_during_the_upload_is_kept(client, tmp_path):
     name = fresh_name()
     where = (await begun(client, name=name)).headers["location"]
     target = tmp_path / f"bronze/bronze/local/{name}"
@@ -285,7 +285,7 @@ async def _until_locked(file: Path) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_of_two_requests_at_the_same_time_one_writes(shared_database, tmp_path):
+async def test_only_one_of_two_concurrent_requests_writes(shared_database, tmp_path):
     app = app_of(shared_database, storage_folder=tmp_path)
     async with served(app) as server, api(shared_database, storage_folder=tmp_path) as other:
         where = (await begun(other, size_bytes=3000)).headers["location"]
@@ -307,7 +307,7 @@ async def test_of_two_requests_at_the_same_time_one_writes(shared_database, tmp_
     assert (upload["state"], upload["sha256"]) == ("finished", digest(b"a" * 1000 + b"c" * 2000))
 
 
-async def test_what_arrived_before_the_connection_broke_is_kept(shared_database, tmp_path):
+async def test_bytes_that_arrived_before_the_connection_was_lost_are_kept(shared_database, tmp_path):
     app = app_of(shared_database, storage_folder=tmp_path)
     async with served(app) as server, api(shared_database, storage_folder=tmp_path) as other:
         where = (await begun(other, size_bytes=5000)).headers["location"]
@@ -329,7 +329,7 @@ async def test_what_arrived_before_the_connection_broke_is_kept(shared_database,
     assert stored.read_bytes() == b"a" * 1234 + b"b" * 3766
 
 
-async def test_a_client_that_stops_sending_is_given_up(shared_database, tmp_path, monkeypatch):
+async def test_the_request_of_a_client_that_stops_sending_is_ended(shared_database, tmp_path, monkeypatch):
     monkeypatch.setattr(protocol.body_of, "__defaults__", (0.3,))
     app = app_of(shared_database, storage_folder=tmp_path)
     async with served(app) as server, api(shared_database, storage_folder=tmp_path) as other:
@@ -346,7 +346,7 @@ async def test_a_client_that_stops_sending_is_given_up(shared_database, tmp_path
     assert (response.status_code, response.headers["upload-offset"]) == (204, "20")
 
 
-async def test_a_full_disk_is_reported_and_what_fits_is_kept(client, tmp_path, monkeypatch):
+async def test_a_full_disk_is_reported_and_the_written_bytes_are_kept(client, tmp_path, monkeypatch):
     where = (await begun(client, size_bytes=2_500_000)).headers["location"]
     write, room = os.write, [1_500_000]
 
@@ -372,7 +372,7 @@ async def test_a_full_disk_is_reported_and_what_fits_is_kept(client, tmp_path, m
     assert stored.read_bytes() == b"x" * 1_500_000 + b"y" * 1_000_000
 
 
-async def test_a_file_for_which_there_is_no_room_is_refused_before_it_is_sent(shared_database, tmp_path):
+async def test_a_file_larger_than_the_free_disk_space_is_refused_before_it_is_sent(shared_database, tmp_path):
     async with api(shared_database, storage_folder=tmp_path, max_upload_mb=10_000_000) as client:
         check(await begun(client, size_bytes=9_000_000_000_000), 503, "storage.full")
 
@@ -380,11 +380,11 @@ async def test_a_file_for_which_there_is_no_room_is_refused_before_it_is_sent(sh
 async def test_a_caller_has_a_limited_number_of_unfinished_uploads(database, tmp_path):
     async with api(database, storage_folder=tmp_path, max_open_uploads=3) as client:
         answers = await asyncio.gather(*(begun(client) for _ in range(6)))
-        begun_ones = [answer for answer in answers if answer.status_code == 201]
-        await ok(client.delete(begun_ones[0].headers["location"]), 204)
+        accepted = [answer for answer in answers if answer.status_code == 201]
+        await ok(client.delete(accepted[0].headers["location"]), 204)
         after = await begun(client)
 
-    assert len(begun_ones) == 3
+    assert len(accepted) == 3
     for answer in answers:
         if answer.status_code != 201:
             check(answer, 429, "upload.too-many")
@@ -405,7 +405,7 @@ async def test_a_platform_sees_and_continues_only_its_own_uploads(database, tmp_
             for who in (other, viewer, {})
             for method, content in (("GET", b""), ("HEAD", b""), ("PATCH", b"x"), ("DELETE", b""))
         ]
-        in_its_name = await client.post(f"{V1}/uploads", json={**request, "platform_id": "ddh"}, headers=other)
+        for_another_platform = await client.post(f"{V1}/uploads", json={**request, "platform_id": "ddh"}, headers=other)
         finished = await client.patch(where, content=DATA, headers={**hub, **at(0)})
         await client.post(f"{V1}/uploads", json={**request, "platform_id": "geonode"}, headers=staff)
         seen = {
@@ -420,7 +420,7 @@ async def test_a_platform_sees_and_continues_only_its_own_uploads(database, tmp_
 
     assert answer.json()["source"]["blob"] == "ddh/a.tif"
     assert [each.status_code for each in foreign] == [404] * 4 + [403] * 4 + [401] * 4
-    assert in_its_name.status_code == 404
+    assert for_another_platform.status_code == 404
     assert finished.status_code == 204
     assert seen == {"hub": ["ddh/a.tif"], "other": ["geonode/a.tif"], "staff": ["geonode/a.tif", "ddh/a.tif"]}
     assert [len(items) for items in objects] == [1, 1, 1, 0, 0, 1]
@@ -430,7 +430,7 @@ async def test_a_platform_sees_and_continues_only_its_own_uploads(database, tmp_
     assert (event["detail"]["size_bytes"], event["detail"]["sha256"]) == (len(DATA), digest())
 
 
-async def test_objects_are_listed_by_name_a_page_at_a_time(client, tmp_path):
+async def test_objects_are_listed_by_name_in_pages(client, tmp_path):
     folder = tmp_path / "bronze/bronze"
     names = ["a-b.tif", "a.tif", "a/b.tif", "a/c/d.tif", "a/cc.tif", "ab.tif", "b/é.tif", "b/x.tif", "z.tif"]
     for name in names:
@@ -439,7 +439,7 @@ async def test_objects_are_listed_by_name_a_page_at_a_time(client, tmp_path):
         path.write_bytes(name.encode())
     (folder / "link.tif").symlink_to("/etc/passwd")
 
-    pages = await everything(client, f"{V1}/sources", limit=2)
+    pages = await pages_of(client, f"{V1}/sources", limit=2)
     below = await ok(client.get(f"{V1}/sources", params={"prefix": "a/c"}))
     missing = await ok(client.get(f"{V1}/sources", params={"prefix": "../", "container": "nothing-here"}))
     bad = await client.get(f"{V1}/sources", params={"container": "../x"})
@@ -451,7 +451,7 @@ async def test_objects_are_listed_by_name_a_page_at_a_time(client, tmp_path):
     check(bad, 400, "storage.bad-container")
 
 
-async def test_an_uploaded_file_can_be_submitted_as_it_is_named(database, tmp_path):
+async def test_an_uploaded_file_can_be_submitted_by_the_returned_source(database, tmp_path):
     hub = bearer(await key_of(database, "hub", "b2b", platform="ddh"))
     async with api(database, storage_folder=tmp_path, auth_enabled=True) as client:
         answer = await client.post(f"{V1}/uploads", json={"name": "a.tif", "size_bytes": len(DATA)}, headers=hub)
@@ -463,7 +463,7 @@ async def test_an_uploaded_file_can_be_submitted_as_it_is_named(database, tmp_pa
     assert submitted.status_code == 202, submitted.text
 
 
-def test_the_limit_of_a_body_depends_on_the_exact_path_and_not_on_a_similar_one():
+def test_the_larger_limit_of_a_body_applies_only_to_the_exact_paths_of_uploads():
     class Middleware(RequestMiddleware):
         endpoint = listen.API
         uploads_below = "/api/v1/uploads"
@@ -480,6 +480,6 @@ def test_the_limit_of_a_body_depends_on_the_exact_path_and_not_on_a_similar_one(
     assert {key for key, limit in most.items() if limit == 9} == {("PATCH", "/api/v1/uploads/x")}
 
 
-def test_no_file_of_an_upload_is_reached_by_the_name_of_a_container():
+def test_the_folder_of_unfinished_uploads_is_not_a_valid_container():
     with pytest.raises(InvalidRequest):
         Location(Zone.BRONZE, ".uploads", str(uuid4()))

@@ -59,7 +59,7 @@ def codes(reasons: list[dict[str, Any]]) -> list[str]:
     return [reason["code"] for reason in reasons]
 
 
-async def test_a_node_names_the_nodes_it_waits_for_and_a_running_one_says_so(database):
+async def test_a_waiting_node_names_the_nodes_it_waits_for_and_a_running_one_is_shown_as_running(database):
     async with engine(database, workers=0) as running:
         await running.start_worker(["dag-worker-tasks"])
         job_id = await running.submit(workflow(SHAPES))
@@ -116,11 +116,11 @@ async def test_a_queued_task_shows_its_position_and_what_blocks_its_queue(databa
 
 
 def _places(children: dict[str, list[dict[str, Any]]], heavy: list[dict[str, Any]]) -> list[int]:
-    """Each place in the queue is taken once: 30 children, and the other job's task somewhere among them."""
+    """The positions in the queue are all different: 30 children, and the task of the other job among them."""
     return [place for place in range(31) if place != heavy[-1]["count"]]
 
 
-async def test_a_limited_queue_is_named(database):
+async def test_a_task_in_a_full_queue_shows_the_limit_of_the_queue(database):
     async with engine(database) as running:
         await running.ledger.set_queue("dag-worker-tasks", max_running=1, is_paused=False)
         text = SHAPES.replace("queue: container-tasks, ", "").replace(
@@ -144,7 +144,7 @@ async def test_a_limited_queue_is_named(database):
     assert limited["detail"] == "queue dag-worker-tasks runs 1 tasks, its limit is 1"
 
 
-async def test_a_retry_shows_when_and_why(database):
+async def test_a_node_that_will_be_retried_shows_when_and_why(database):
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit(workflow(FAILING))
 
@@ -158,7 +158,7 @@ async def test_a_retry_shows_when_and_why(database):
     assert reason["detail"].endswith(": the source answers 503")
 
 
-async def test_without_an_orchestrator_the_start_says_so(database):
+async def test_without_an_orchestrator_the_start_node_shows_that_none_is_running(database):
     async with engine(database, orchestrators=0, workers=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
 
@@ -232,9 +232,9 @@ async def test_a_running_node_shows_its_start_worker_and_progress(database):
 
 
 async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(database):
-    unoffered = Registration("nobody_has_it", "tests.engine.harness:give")
+    not_offered = Registration("nobody_has_it", "tests.engine.harness:give")
     async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
-        running.registry = Registry([*running.registry.values(), unoffered])  # the worker started without it
+        running.registry = Registry([*running.registry.values(), not_offered])  # the worker started without it
         await running.start_orchestrator()
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: nobody_has_it")))
         async with api(database, running) as client:
@@ -298,7 +298,7 @@ async def test_a_waiting_task_shows_how_often_it_was_lost(database):
     assert re.match(r"next attempt \(lost \d times?\) in \d+\.\d s: ", reason["detail"])
 
 
-# What a node may be held up by, by the state that it is in.
+# The reasons that a node may have for waiting, by its state.
 TRUE_REASONS = {
     "pending": {"waiting_for_nodes", "waiting_for_one_of", "due"},
     "ready": {
@@ -317,8 +317,8 @@ TRUE_REASONS = {
 }
 
 
-async def test_every_node_that_has_not_ended_has_a_reason_at_every_moment(database):
-    """The shipped demo has every kind of node: it is polled all the time, from before its start to its end."""
+async def test_every_node_that_has_not_ended_has_a_reason_at_all_times(database):
+    """The workflow `demo` has every kind of node. It is polled continuously from its submission to its end."""
     seen: set[tuple[str, str]] = set()
     async with engine(database) as running, api(database, running) as client:
         job_id = await running.submit("demo", count=40)
@@ -333,8 +333,8 @@ async def test_every_node_that_has_not_ended_has_a_reason_at_every_moment(databa
     assert "waiting_for_children" in {code for _, code in seen}
 
 
-async def test_no_node_is_left_out(database):
-    """Nothing changes here: the rows and the response are of the same moment."""
+async def test_the_list_contains_every_node_that_has_not_ended(database):
+    """No worker runs, so nothing changes between reading the rows and the response."""
     async with engine(database, workers=0, verify_history=False) as running, api(database, running) as client:
         job_id = await running.submit("demo", count=5)
 

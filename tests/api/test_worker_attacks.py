@@ -1,4 +1,4 @@
-"""A stolen key of a worker: it cannot change what other workers hold, and nothing that it sends is a server error.
+"""A stolen key of a worker cannot change tasks that other workers hold, and no request with it causes a server error.
 
 Two partners have keys that are limited to their queues; a third worker has a database. All hold tasks.
 """
@@ -82,7 +82,7 @@ def a_demand(queue: str, **changes: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def a_scene(database: str) -> AsyncIterator[Scene]:
-    """Each of the three holds its task. Nothing is left to do for orchestrators but to wait."""
+    """Each of the three workers holds its task, and orchestrators have nothing to do but to wait."""
     internal_id = uuid4()
     async with (
         engine(database, workers=0, verify_history=False, task_lease_sec=600) as running,
@@ -120,7 +120,7 @@ def a_renewal(held: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
     return "POST", "/renew", {"json": {"held": [held], "lease_seconds": 60}}
 
 
-async def test_a_partner_reaches_nothing_that_belongs_to_others(database):
+async def test_a_partner_cannot_read_or_change_tasks_of_others(database):
     async with a_scene(database) as scene:
         us, them = scene.us, scene.them
         (their_task,) = them.tasks
@@ -182,7 +182,7 @@ async def test_a_partner_claims_and_announces_only_its_own_queues(database):
             await us.send("PUT", "/heartbeat", json={**heartbeat, "queues": [OTHERS]}),
         ]
         accepted = await us.send("PUT", "/heartbeat", json={**heartbeat, "queues": [OURS]})
-        # A session that was begun with the key has the limits of the key.
+        # A worker session that was started with the key has the limits of the key.
         key = us.client.headers["authorization"].removeprefix("Bearer ")
         browser = client_with(scene.app, None)
         signed_in = await browser.post(f"{V1}/session", json={"key": key}, headers={"Origin": "http://localhost"})
@@ -199,8 +199,8 @@ async def test_a_partner_claims_and_announces_only_its_own_queues(database):
     assert (foreign_report.status_code, foreign_report.json()["code"]) == (403, "worker.not-yours")
 
 
-async def test_what_a_worker_holds_is_its_own_until_it_is_lost(database):
-    """The other side of the attacks: the holder may do all that others may not, once."""
+async def test_a_worker_may_use_every_route_for_its_task_until_the_task_is_lost(database):
+    """The counterpart of the attacks: the holder of a task may do, once, everything that others may not."""
     async with a_scene(database) as scene:
         them, task = scene.them, scene.them.tasks[0]
         path, content = f"/tasks/{task['task_id']}", json.dumps("x" * INLINE_BYTES).encode()
@@ -249,7 +249,7 @@ HOSTILE_REPORTS = {
 }
 
 
-async def test_hostile_values_are_clear_problems_and_change_nothing(database):
+async def test_invalid_values_are_refused_with_a_problem_and_change_nothing(database):
     async with a_scene(database) as scene:
         us, task = scene.us, scene.us.tasks[0]
         before = await scene.state()
@@ -296,8 +296,8 @@ async def test_hostile_values_are_clear_problems_and_change_nothing(database):
     assert after == before
 
 
-async def test_hostile_heartbeats_and_progress_break_no_page(database):
-    """What an operator sees is read with SQL that casts numbers."""
+async def test_invalid_heartbeats_and_progress_do_not_break_the_pages_of_operators(database):
+    """The pages of operators are read with SQL that casts values to numbers."""
     async with a_scene(database) as scene:
         us, task = scene.us, scene.us.tasks[0]
         key = {name: task[name] for name in ("job_id", "node_id", "attempt")}
@@ -342,7 +342,7 @@ async def test_hostile_heartbeats_and_progress_break_no_page(database):
     assert "secret-canary" not in "".join(page.text for page in pages)
 
 
-async def test_a_lease_is_never_longer_than_that_of_the_platform(database):
+async def test_a_lease_is_never_longer_than_the_setting_of_the_platform(database):
     async with a_scene(database) as scene:
         us, task = scene.us, scene.us.tasks[0]
         key = {name: task[name] for name in ("job_id", "node_id", "attempt")}
@@ -380,7 +380,7 @@ async def test_other_callers_and_old_workers_are_refused_with_a_reason(database)
     ]
 
 
-async def test_hostile_bodies_on_every_route_of_workers_are_never_a_fault_of_ours(database):
+async def test_invalid_bodies_on_every_route_of_workers_never_cause_a_server_error(database):
     """As in the tests of the gateway: every field of every route, and bodies that are not JSON."""
     async with a_scene(database) as scene:
         us = scene.us

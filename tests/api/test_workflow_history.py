@@ -1,4 +1,4 @@
-"""Workflows over time: earlier definitions as comparable texts, and how recent jobs went."""
+"""The history of workflows: earlier definitions as texts that can be compared, and statistics of recent jobs."""
 
 import difflib
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 
 from dagmaster.api.workflow_history import text_of
 from dagmaster.workflows.load import read
-from tests.api.serving import V1, api, everything, ok
+from tests.api.serving import V1, api, ok, pages_of
 from tests.engine.harness import engine, workflow
 
 pytestmark = pytest.mark.requirement("O1")
@@ -34,7 +34,7 @@ async def test_earlier_definitions_can_be_listed_read_and_compared(database):
         for definition in (variant(), variant("a: 3"), variant(), variant("a: 7")):
             await running.run(definition)
         base = f"{V1}/workflows/work/definitions"
-        pages = await everything(client, base, limit=2)
+        pages = await pages_of(client, base, limit=2)
         listed = [item for page in pages for item in page]
         texts = [(await ok(client.get(f"{base}/{item['definition_hash']}")))["yaml"] for item in listed]
         current = await ok(client.get(f"{base}/current"))
@@ -68,7 +68,7 @@ def test_the_text_of_a_definition_is_a_workflow_with_the_same_content():
     assert read(text, "again.yaml").content_hash() == definition.content_hash()
 
 
-def test_a_definition_of_an_older_language_is_written_as_it_is():
+def test_a_stored_definition_that_is_no_longer_valid_is_shown_unchanged():
     assert yaml.safe_load(text_of({"steps": [1], "name": "old"})) == {"name": "old", "steps": [1]}
 
 
@@ -91,7 +91,7 @@ async def test_statistics_have_rates_durations_and_recent_jobs(database):
     assert 0 <= nodes["ant"]["p50_seconds"] <= nodes["ant"]["p95_seconds"]
 
 
-async def test_a_submission_can_be_checked_without_a_job(database):
+async def test_a_submission_can_be_checked_without_creating_a_job(database):
     async with engine(database, workers=0) as running, api(database, running) as client:
         running.library.workflows["work"] = variant()
         checked = await ok(client.post(f"{V1}/jobs/check", json={"workflow_id": "work", "inputs": {"fail": True}}))

@@ -38,7 +38,7 @@ def test_the_version_is_not_part_of_the_asset_id():
     assert check_references(DDH, REFS).version_label == "2024"
 
 
-def test_other_platforms_and_values_have_other_ids():
+def test_different_platforms_or_references_give_different_asset_ids():
     refs = {"dataset": "a"}
 
     assert len({asset_id_of("local", refs), asset_id_of("legacy", refs), asset_id_of("local", {"dataset": "b"})}) == 3
@@ -57,21 +57,21 @@ def test_other_platforms_and_values_have_other_ids():
         ({**REFS, "dataset_id": 7}, "must be a string"),
     ],
 )
-def test_references_must_fit_their_platform(refs, problem):
+def test_references_that_do_not_match_their_platform_are_refused(refs, problem):
     with pytest.raises(InvalidRequest, match=problem) as raised:
         check_references(DDH, refs)
 
     assert raised.value.code == "refs.invalid"
 
 
-def test_every_mistake_is_named_at_once():
+def test_all_mistakes_in_references_are_reported_at_once():
     with pytest.raises(InvalidRequest) as raised:
         check_references(DDH, {"dataset_id": "", "colour": "red"})
 
     assert len(raised.value.facts["problems"]) == 4
 
 
-def test_a_platform_that_is_not_active_accepts_nothing():
+def test_submissions_for_an_inactive_platform_are_refused():
     with pytest.raises(Conflict) as raised:
         check_references(RegisteredPlatform("old", "Old", ("id",), is_active=False), {"id": "1"})
 

@@ -34,7 +34,7 @@ def version(ordinal=0, **facts):
 
 
 def outcome(action, *args, **options):
-    """The change, or the code of the refusal."""
+    """The result of an action, or the code of the error if it is refused."""
     try:
         return action(*args, **options)
     except DagmasterError as error:
@@ -42,7 +42,7 @@ def outcome(action, *args, **options):
 
 
 def expected_approval(approval, processing, clearance, level, *, unpublished, deleted, asset_deleted):
-    """Written from the specification, as one list of refusals in the order in which a reviewer would want them."""
+    """The code of the refusal, from the specification: the first one in this list that applies."""
     refusals = [
         ("asset.deleted", asset_deleted),
         ("version.deleted", deleted),
@@ -56,7 +56,7 @@ def expected_approval(approval, processing, clearance, level, *, unpublished, de
 
 @pytest.mark.parametrize("processing", list(ProcessingState))
 @pytest.mark.parametrize("approval", list(ApprovalState))
-def test_approval_in_every_state(approval, processing):
+def test_an_approval_is_allowed_or_refused_correctly_in_every_state(approval, processing):
     for clearance, level, unpublished, deleted, asset_deleted in product(
         Clearance, [None, *Clearance], [False, True], [False, True], [False, True]
     ):
@@ -101,7 +101,7 @@ def every_state():
     ):
         approved_revision = 2 if approval == "approved" else (1 if has_earlier else None)
         if unpublished and approved_revision is None:
-            continue  # what was never approved cannot be unpublished
+            continue  # a version that was never approved cannot be unpublished
         only = version(
             revision=2,
             approval=approval,
@@ -118,7 +118,7 @@ def first_of(*refusals):
 
 
 def check(action, state, expected, *args, **options):
-    """The change of an allowed action, after what all changes have in common is checked; None if it was refused."""
+    """The state after an allowed action, whose due exports and withdrawals are checked; None if it was refused."""
     result = outcome(action, state, *args, **options)
     if expected is not None:
         assert result == expected, state
@@ -141,7 +141,7 @@ def is_served(known):
 
 
 @pytest.mark.parametrize("reason", ["blurred", " "])
-def test_rejection_in_every_state(reason):
+def test_a_rejection_is_allowed_or_refused_correctly_in_every_state(reason):
     for state in every_state():
         (known,) = state.versions
         expected = first_of(
@@ -154,11 +154,11 @@ def test_rejection_in_every_state(reason):
         )
 
         if after := check(rules.reject, state, expected, 0, reason=reason):
-            assert after.versions == (replace(known, approval="rejected"),)  # what is served stays
+            assert after.versions == (replace(known, approval="rejected"),)  # the served revision stays
 
 
 @pytest.mark.parametrize("level", list(Clearance))
-def test_clearance_in_every_state(level):
+def test_a_change_of_clearance_is_allowed_or_refused_correctly_in_every_state(level):
     for state in every_state():
         expected = first_of(("asset.deleted", state.is_deleted), ("clearance.unchanged", state.clearance == level))
 
@@ -167,7 +167,7 @@ def test_clearance_in_every_state(level):
 
 
 @pytest.mark.parametrize(("before", "exposure"), product(Exposure, Exposure))
-def test_exposure_in_every_state(before, exposure):
+def test_a_change_of_exposure_is_allowed_or_refused_correctly_in_every_state(before, exposure):
     for state in every_state():
         exposed = replace(state, exposure=before)
         expected = first_of(("asset.deleted", state.is_deleted), ("exposure.unchanged", before == exposure))
@@ -177,7 +177,7 @@ def test_exposure_in_every_state(before, exposure):
 
 
 @pytest.mark.parametrize("ordinal", [0, None])
-def test_unpublishing_in_every_state(ordinal):
+def test_unpublishing_is_allowed_or_refused_correctly_in_every_state(ordinal):
     for state in every_state():
         (known,) = state.versions
         expected = first_of(
@@ -191,7 +191,7 @@ def test_unpublishing_in_every_state(ordinal):
 
 
 @pytest.mark.parametrize("ordinal", [0, None])
-def test_deletion_in_every_state(ordinal):
+def test_a_deletion_is_allowed_or_refused_correctly_in_every_state(ordinal):
     for state in every_state():
         (known,) = state.versions
         expected = first_of(
@@ -204,7 +204,7 @@ def test_deletion_in_every_state(ordinal):
 
 
 @pytest.mark.parametrize("action", [rules.approve, rules.unpublish, rules.delete])
-def test_a_version_that_does_not_exist(action):
+def test_actions_on_a_version_that_does_not_exist_are_refused(action):
     assert outcome(action, AssetState("ddh", versions=(version(),)), 1) == "version.not-found"
 
 
@@ -226,7 +226,7 @@ def expected_submission(state, *, label, is_same, force):
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("source", [SOURCE, OTHER], ids=["same", "other"])
 @pytest.mark.parametrize("label", ["0", None, "next"])
-def test_submission_in_every_state(label, source, force):
+def test_a_submission_has_the_right_outcome_in_every_state(label, source, force):
     for unpurged, is_purged in product(every_state(), [False, True]):
         known = replace(unpurged.versions[0], is_purged=is_purged)
         state = replace(unpurged, versions=(known,))
@@ -292,7 +292,7 @@ def approved(ordinal=0, **facts):
         ),
     ],
 )
-def test_a_new_label_makes_a_version_unless_an_earlier_one_is_unresolved(earlier, expected):
+def test_a_new_label_creates_a_version_unless_an_earlier_one_is_not_resolved(earlier, expected):
     state = AssetState("ddh", versions=(earlier,))
     result = outcome(rules.submit, state, SubmittedSource("next", OTHER, "p"), platform_id="ddh")
 
@@ -319,7 +319,9 @@ def test_a_new_label_makes_a_version_unless_an_earlier_one_is_unresolved(earlier
     ],
 )
 @pytest.mark.parametrize("label", ["0", None])
-def test_the_same_label_again(processing, source, parameters, force, expected, *, label):
+def test_a_submission_with_the_same_label_creates_a_revision_if_it_differs(
+    processing, source, parameters, force, expected, *, label
+):
     served = approved(revision=3, processing=ProcessingState(processing))
     state = AssetState("ddh", clearance=Clearance.PUBLIC, versions=(served,))
     result = rules.submit(state, SubmittedSource(label, source, parameters), platform_id="ddh", force=force)
@@ -341,7 +343,7 @@ def test_identical_content_as_a_new_version_is_reported():
     assert rules.submit(state, SubmittedSource("b", OTHER, "p"), platform_id="ddh").same_content_as is None
 
 
-def test_hashes_decide_over_etags_where_both_are_known():
+def test_content_hashes_are_compared_instead_of_etags_if_both_are_known():
     first, second = SourceIdentity("e1", 1, "h"), SourceIdentity("e2", 1, "h")
 
     assert first.is_same(second)
@@ -356,7 +358,7 @@ def test_a_deleted_asset_that_is_submitted_again_must_be_cleared_again():
     assert [v.ordinal for v in again.state.present] == [1]
 
 
-def test_an_approver_may_be_required_to_be_another_person():
+def test_approval_by_a_second_person_can_be_required():
     state = AssetState("ddh", versions=(version(processing=ProcessingState.COMPLETED, submitted_by="ann"),))
     options = {"clearance": Clearance.OUO, "needs_second_person": True}
 
@@ -393,7 +395,7 @@ def act(state, action):
 
 
 @given(st.lists(ACTIONS, max_size=30))
-def test_only_reviewers_change_what_is_served(actions):
+def test_only_actions_of_reviewers_change_which_revisions_are_served(actions):
     state = rules.submit(None, SubmittedSource("a", SOURCE, "p"), platform_id="ddh").state
     for action in actions:
         before = {v.ordinal: v.served_revision for v in state.present}
@@ -420,8 +422,8 @@ def test_only_reviewers_change_what_is_served(actions):
 
 
 @given(st.lists(ACTIONS, max_size=30))
-def test_external_copies_follow_what_is_public(actions):
-    """Applying the due exports and withdrawals always leaves exactly the public versions outside."""
+def test_external_copies_are_due_exactly_for_the_public_versions(actions):
+    """After the due exports and withdrawals, the external zone always has exactly the public versions."""
     state = rules.submit(None, SubmittedSource("a", SOURCE, "p"), platform_id="ddh").state
     outside = set()
     for action in actions:

@@ -1,4 +1,4 @@
-"""The benches of access run to their end, with few items and few requests. What they measure is not judged here."""
+"""The benchmarks of access run to completion, with few items and few requests. Their results are not checked here."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ BEFORE = "7add226"
 
 
 def bench(name: str, *options: str) -> str:
-    """What a bench prints. It fails with 1 if a target is missed, which few requests may do."""
+    """The output of a benchmark. Its exit code is 1 if a target is missed, which can happen with few requests."""
     command = [sys.executable, ROOT / "bench" / name, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode in (0, 1), done.stderr
@@ -21,7 +21,7 @@ def bench(name: str, *options: str) -> str:
 
 
 @pytest.mark.slow
-def test_every_search_finds_what_it_should_with_and_without_a_filter() -> None:
+def test_the_benchmark_of_searches_runs_with_and_without_a_filter() -> None:
     printed = bench("access.py", "--assets", "84", "--items", "3", "--rounds", "1")
 
     assert "252 items of 84 assets" in printed
@@ -31,7 +31,7 @@ def test_every_search_finds_what_it_should_with_and_without_a_filter() -> None:
 
 
 @pytest.mark.slow
-def test_the_tree_before_and_this_one_answer_the_same_requests() -> None:
+def test_the_benchmark_compares_both_releases_with_the_same_requests() -> None:
     command = ["git", "-C", ROOT, "cat-file", "-e", BEFORE]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip(f"a shallow clone: it does not have {BEFORE}")

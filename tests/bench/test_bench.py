@@ -64,13 +64,13 @@ def judged(judge: ModuleType, run: dict) -> dict:
     return {target.what: target for target in judge.targets(run, ("absurd", "dbos"))}
 
 
-def test_the_best_durable_engine_is_the_one_to_beat(judge: ModuleType) -> None:
+def test_the_target_is_relative_to_the_best_durable_engine(judge: ModuleType) -> None:
     target = judged(judge, measured(fan_out=30.0))["fan_out N=10,000 over the best durable engine"]
-    assert target.value == 7.5  # the median over the peer that comes nearest
+    assert target.value == 7.5  # the median ratio to the fastest of the peers
     assert not target.holds
 
 
-def test_a_limit_holds_on_its_own_side_only(judge: ModuleType) -> None:
+def test_lower_and_upper_limits_are_distinguished(judge: ModuleType) -> None:
     targets = judged(judge, measured(fan_out=0.5))
     assert targets["fan_out N=10,000 over pgqueuer"].holds  # 1.5
     assert not targets["fan_out N=10,000 over pgqueuer"].is_moonshot
@@ -86,30 +86,30 @@ def test_a_finding_of_verify_history_misses_a_target(judge: ModuleType) -> None:
     )["findings of verify-history"].holds
 
 
-def test_the_page_takes_the_figures_of_a_run_and_keeps_the_rest(report: ModuleType) -> None:
+def test_the_figures_on_the_page_are_replaced_and_other_text_is_kept(report: ModuleType) -> None:
     run = {**measured(fan_out=30.0), "targets": []}
     text = f"before\n{report.BEGIN}\nold figures\n{report.END}\nafter\n"
-    renewed = report.renew(text, run)
+    renewed = report.update_page(text, run)
     assert renewed.startswith(f"before\n{report.BEGIN}\n`bench/engine.py`, 2026-11-16, 3 rounds")
     assert renewed.endswith(f"{report.END}\nafter\n")
     assert "old figures" not in renewed
     assert "| fan_out tasks/s N=10,000 | 5.00 (4.00–9.00) |" in renewed
-    assert report.renew(renewed, run) == renewed
+    assert report.update_page(renewed, run) == renewed
 
 
-def test_the_page_has_a_place_for_figures(report: ModuleType) -> None:
+def test_the_page_has_markers_for_the_figures(report: ModuleType) -> None:
     assert re.search(f"{report.BEGIN}.+{report.END}", report.PAGE.read_text(), re.DOTALL)
 
 
 @pytest.mark.parametrize("change", [{"scale": 0.1}, {"versions": {"dbos": "1"}}, {}])
-def test_only_a_whole_run_speaks_for_the_project(report: ModuleType, change: dict) -> None:
+def test_only_a_complete_run_is_written_to_the_page(report: ModuleType, change: dict) -> None:
     assert not report.is_whole({**measured(fan_out=30.0), **change})  # other parts are missing
     whole = {**measured(fan_out=30.0), **{key: {} for key in report.WHOLE}, **change}
     assert report.is_whole(whole) is (not change)
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0401, "0.0401"), (5.0, "5.00"), (12345.6, "12,346"), (0, "0")])
-def test_numbers_show_three_figures(report: ModuleType, value: float, text: str) -> None:
+def test_numbers_are_shown_with_three_significant_digits(report: ModuleType, value: float, text: str) -> None:
     assert report.number(value) == text
 
 
@@ -122,7 +122,7 @@ def test_each_peer_has_a_driver_and_versions_with_hashes(peer: str) -> None:
     assert "://" not in lock  # the package index is a setting of the machine
 
 
-def test_the_bench_says_what_it_can_do() -> None:
+def test_the_help_of_the_benchmark_lists_the_peers() -> None:
     done = subprocess.run(
         [sys.executable, BENCH / "engine.py", "--help"], capture_output=True, text=True, check=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""Receivers of webhooks on loopback, as bad as a test needs them."""
+"""Receivers of webhooks on loopback, with the faults that a test needs."""
 
 import asyncio
 import ssl
@@ -13,7 +13,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 @dataclass
 class Received:
-    """A request as it arrived."""
+    """A request as it was received."""
 
     line: str
     headers: dict[str, str]
@@ -22,7 +22,7 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Answers each request with the next of `answers`, and from then on with the last of them. Notes every request."""
+    """Responds with each of `answers` in turn, and then always with the last one. Records every request."""
 
     answers: list[bytes]
     requests: list[Received] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What tests of callbacks share: rows as the platform writes them, and a store whose clock the test sets."""
+"""Helpers for tests of callbacks: rows as the platform writes them, and a store whose clock the test sets."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ URL = "https://hooks.example/ddh"
 
 
 class ClockedCallbacks(PostgresCallbacks):
-    """Its sessions have the time that the test sets."""
+    """A store of callbacks whose database sessions use the time that the test sets."""
 
     def __init__(self, dsn: str) -> None:
         super().__init__(dsn, "test-callbacks")
@@ -35,7 +35,7 @@ class ClockedCallbacks(PostgresCallbacks):
 
 
 class Stage:
-    """Writes rows as the platform does, and reads what became of them."""
+    """Writes rows as the platform does, and reads the callbacks that follow."""
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg.connect(dsn, autocommit=True, row_factory=dict_row)

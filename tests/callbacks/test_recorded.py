@@ -43,7 +43,7 @@ async def submitted(kit: Kit, dataset: str = "dem", **options: Any) -> AssetSubm
     return await kit.submit(dataset, callback_url=URL, **options)
 
 
-async def test_a_version_that_is_processed_approved_and_made_public(kit):
+async def test_a_version_that_is_processed_approved_and_made_public_has_a_callback_for_each_step(kit):
     request = await submitted(kit)
     assert await recorded_events(kit, request) == []
     await kit.process(request)
@@ -65,7 +65,7 @@ async def test_a_version_that_is_approved_and_published_at_once_has_both_callbac
     assert await recorded_events(kit, request) == ["awaiting_review", "approved", "published"]
 
 
-async def test_a_version_that_is_rejected(kit):
+async def test_a_version_that_is_rejected_has_a_callback(kit):
     request = await submitted(kit)
     await kit.process(request, status="partial_success")
 
@@ -75,7 +75,7 @@ async def test_a_version_that_is_rejected(kit):
 
 
 @pytest.mark.parametrize("act", [unpublish, delete])
-async def test_a_version_that_is_withdrawn(kit, act):
+async def test_a_version_that_is_unpublished_or_deleted_has_a_callback(kit, act):
     request = await submitted(kit)
     await kit.process(request)
     await approve(kit.store, request.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
@@ -100,7 +100,7 @@ async def test_a_job_that_fails_and_is_resumed_has_two_callbacks(kit):
     assert await recorded_events(kit, request) == ["failed", "failed"]
 
 
-async def test_a_request_for_something_that_exists_has_a_callback_at_once(kit):
+async def test_a_request_for_data_that_already_exists_has_a_callback_at_once(kit):
     first = await submitted(kit, version_label="v1")
     await kit.process(first)
 
@@ -112,7 +112,7 @@ async def test_a_request_for_something_that_exists_has_a_callback_at_once(kit):
     assert await recorded_events(kit, first) == await recorded_events(kit, second) == ["awaiting_review", "approved"]
 
 
-async def test_a_newer_version_hides_the_older_one(kit):
+async def test_a_version_that_a_newer_one_hides_has_callbacks_when_its_status_changes(kit):
     old = await submitted(kit, version_label="v1")
     await kit.process(old)
     await approve(kit.store, old.asset_id, 0, caller=BOB, clearance=Clearance.PUBLIC)
@@ -127,7 +127,7 @@ async def test_a_newer_version_hides_the_older_one(kit):
     assert await recorded_events(kit, new) == ["awaiting_review", "approved", "published"]
 
 
-async def test_a_newer_revision_supersedes_the_older_one(kit):
+async def test_a_revision_that_a_newer_one_supersedes_has_a_callback(kit):
     old = await submitted(kit, version_label="v1")
     await kit.process(old)
     new = await submitted(kit, content=b"other pixels", version_label="v1", force=True)
@@ -147,7 +147,7 @@ async def test_a_request_without_a_url_has_no_callback(kit):
     assert await kit.rows("SELECT 1 FROM dagapp.callback_events") == []
 
 
-async def test_other_requests_have_no_callback(kit):
+async def test_only_the_request_whose_status_changed_has_a_callback(kit):
     one, other = await submitted(kit, "one"), await submitted(kit, "other", content=b"other pixels")
     await kit.process(one)
 
@@ -155,7 +155,7 @@ async def test_other_requests_have_no_callback(kit):
     assert await recorded_events(kit, other) == []
 
 
-async def test_the_job_of_an_asset_has_no_callback_of_its_own(kit):
+async def test_the_job_of_an_asset_has_no_separate_callback(kit):
     request = await submitted(kit)
     await kit.process(request)
 
@@ -163,7 +163,7 @@ async def test_the_job_of_an_asset_has_no_callback_of_its_own(kit):
     assert (row["job_id"], row["request_id"], row["platform_id"]) == (None, request.request_id, "local")
 
 
-def test_every_state_has_a_status_and_a_withdrawal_its_reason(cluster, template_database):
+def test_every_state_of_a_revision_has_the_right_status_and_reason(cluster, template_database):
     text = """
         SELECT present.*
           FROM (SELECT jsonb_populate_record(NULL::dagapp.geospatial_assets, %s) AS a,
@@ -209,7 +209,7 @@ def expected(processing: str, reviewed: str | None, *flags: bool) -> tuple[str, 
     return "awaiting_review", None
 
 
-async def test_the_delivery_to_a_request_belongs_to_the_trace_of_its_job(kit):
+async def test_the_delivery_of_a_callback_belongs_to_the_trace_of_its_job(kit):
     async with receiver() as hook:
         request = await kit.submit("dem", callback_url=URL)
         other = await kit.submit("other", callback_url=URL)

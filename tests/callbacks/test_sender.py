@@ -77,7 +77,7 @@ async def test_each_platform_signs_with_its_own_secret(stage, store):
     assert secrets(stage, "ddh") != secrets(stage, "arcgis")
 
 
-async def test_a_receiver_that_is_down_for_a_while_gets_everything_in_order_with_the_same_ids(stage, store):
+async def test_a_receiver_that_was_down_gets_all_callbacks_in_order_with_the_same_ids(stage, store):
     async with receiver(status(503), status(500), OK) as hook:
         stage.record_callbacks("r", url=hook.url, status="awaiting_review")
         stage.record_callbacks("r", url=hook.url)
@@ -116,7 +116,7 @@ async def test_a_callback_is_given_up_after_its_attempts_and_the_next_one_is_del
     assert sender.counters.failed == 1
 
 
-async def test_a_receiver_that_does_not_listen_is_a_failure(stage, store):
+async def test_a_refused_connection_is_a_failed_attempt(stage, store):
     async with receiver() as hook:
         pass
     stage.record_callbacks("r", url=hook.url)
@@ -143,7 +143,7 @@ async def test_a_receiver_that_does_not_listen_is_a_failure(stage, store):
 )
 @pytest.mark.requirement("X2")
 async def test_a_url_is_checked_again_at_delivery(stage, store, url, problem):
-    """It may have been submitted with other settings, or written by hand."""
+    """The URL may have been accepted with other settings, or written directly into the database."""
     async with receiver() as hook:
         stage.record_callbacks("r", url=url.format(port=hook.port))
 
@@ -156,7 +156,7 @@ async def test_a_url_is_checked_again_at_delivery(stage, store, url, problem):
 
 
 @pytest.mark.requirement("X2", "X3")
-async def test_what_the_receiver_says_is_not_kept(stage, store, database):
+async def test_the_body_of_a_response_is_not_stored(stage, store, database):
     async with receiver(b"HTTP/1.1 500 canary-reason\r\nX-Canary: canary-header\r\n\r\ncanary-body") as hook:
         stage.record_callbacks("r", url=hook.url)
 
@@ -167,7 +167,7 @@ async def test_what_the_receiver_says_is_not_kept(stage, store, database):
     assert "canary" not in everything
 
 
-async def test_an_unexpected_error_is_one_failed_attempt(stage, store, capsys):
+async def test_an_unexpected_error_counts_as_a_failed_attempt(stage, store, capsys):
     async def broken(*_values, **_options):
         raise KeyError("secret-detail")
 
@@ -182,7 +182,7 @@ async def test_an_unexpected_error_is_one_failed_attempt(stage, store, capsys):
     assert stage.callbacks()[0]["state"] == "pending"
 
 
-async def test_receivers_that_hang_leave_room_for_others(stage, store):
+async def test_receivers_that_hang_do_not_block_others(stage, store):
     async with receiver(delay_seconds=30) as slow, receiver() as quick:
         stage.record_callbacks(*(f"slow-{number}" for number in range(2 * AT_ONCE)), url=slow.url)
         stage.record_callbacks("quick", url=quick.url)
@@ -201,7 +201,7 @@ async def test_receivers_that_hang_leave_room_for_others(stage, store):
         await sender.settle()
 
 
-# --- as it runs ------------------------------------------------------------------------------------------------------
+# --- the running loop ------------------------------------------------------------------------------------------------
 
 
 async def test_two_senders_deliver_each_callback_once(stage, database):
@@ -226,14 +226,14 @@ async def test_two_senders_deliver_each_callback_once(stage, database):
     ids = [request.headers["webhook-id"] for request in hook.requests]
     assert len(ids) == len(set(ids)) == 60
     assert {row["state"] for row in stage.callbacks()} == {"delivered"}
-    assert all(sender.counters.delivered for sender in senders), "both have taken part"
+    assert all(sender.counters.delivered for sender in senders), "both senders have delivered callbacks"
     for number in range(30):
         bodies = [json.loads(each.body) for each in hook.requests]
         own = [each["status"] for each in bodies if each["request_id"] == f"r{number}"]
         assert own == ["awaiting_review", "approved"]
 
 
-async def test_a_sender_that_is_stopped_gives_back_what_it_has_begun(stage, database, monkeypatch):
+async def test_a_sender_that_is_stopped_gives_back_the_callbacks_that_it_claimed(stage, database, monkeypatch):
     monkeypatch.setattr(module, "LAST_SECONDS", 0.1)
     async with receiver(delay_seconds=30) as hook:
         stage.record_callbacks("r", url=hook.url)
@@ -254,7 +254,7 @@ async def test_a_sender_that_is_stopped_gives_back_what_it_has_begun(stage, data
     assert "stopped" in stage.deliveries()[0]["error"]
 
 
-async def test_a_sender_outlives_its_database_connection(stage, database):
+async def test_a_sender_continues_after_its_database_connection_is_lost(stage, database):
     async with receiver() as hook:
         sender = sender_of(PostgresCallbacks(database, "doomed-sender"))
         running = asyncio.create_task(sender.run())

@@ -1,4 +1,4 @@
-"""Which jobs lead to callbacks, who delivers them, and what is recorded. For assets: test_recorded.py."""
+"""Which jobs cause callbacks, which sender delivers them, and what is recorded. For assets see test_recorded.py."""
 
 import asyncio
 from uuid import uuid4
@@ -67,7 +67,7 @@ def test_the_end_of_a_job_that_is_rolled_back_has_no_callback(stage):
     assert stage.statuses() == []
 
 
-def test_an_event_has_one_callback(stage):
+def test_an_event_has_at_most_one_callback(stage):
     job_id = stage.job(callback_url=URL)
     stage.moves(job_id, "running")
     stage.moves(job_id, "completed")
@@ -87,7 +87,7 @@ def test_an_event_has_one_callback(stage):
         )
 
 
-# --- who delivers it -------------------------------------------------------------------------------------------------
+# --- claims of senders -----------------------------------------------------------------------------------------------
 
 
 async def test_a_callback_is_claimed_once_with_a_record_and_a_secret(stage, store):
@@ -103,7 +103,7 @@ async def test_a_callback_is_claimed_once_with_a_record_and_a_secret(stage, stor
     assert (delivery["number"], delivery["finished_at"]) == (1, None)
 
 
-async def test_several_claim_at_once_and_each_callback_goes_to_one(stage, store, database):
+async def test_concurrent_claims_get_different_callbacks(stage, store, database):
     for number in range(12):
         stage.record_callbacks(f"r{number}", url=f"https://host-{number}.example/")
     stores = [ClockedCallbacks(database) for _ in range(4)]
@@ -151,7 +151,7 @@ async def test_jobs_with_one_correlation_id_do_not_wait_for_each_other(stage, st
     assert len(await claim(store)) == 3
 
 
-async def test_a_slow_receiver_is_not_in_the_way_of_others(stage, store):
+async def test_callbacks_to_a_slow_receiver_do_not_block_others(stage, store):
     stage.record_callbacks(*(f"slow-{number:02}" for number in range(20)), url="https://slow.example/")
     stage.record_callbacks("z", url="https://z.example/")
 
@@ -163,7 +163,7 @@ async def test_a_slow_receiver_is_not_in_the_way_of_others(stage, store):
     assert [each.request_id for each in await claim(store, limit=8)] == ["slow-04"]
 
 
-async def test_a_receiver_is_a_host_and_port_in_any_notation(stage):
+async def test_a_receiver_is_identified_by_host_and_port_in_any_notation(stage):
     urls = ["https://A.example/x?y", "https://a.EXAMPLE?z", "https://a.example:8443/x", "https://[2606::1]:443/"]
     for url in urls:
         stage.record_callbacks("r", url=url)
@@ -176,7 +176,7 @@ async def test_a_receiver_is_a_host_and_port_in_any_notation(stage):
     ]
 
 
-async def test_an_attempt_that_was_lost_with_its_process_is_made_again(stage, store):
+async def test_an_attempt_that_was_lost_with_its_process_is_repeated(stage, store):
     stage.record_callbacks("r")
     (lost,) = await claim(store)
 
@@ -185,8 +185,8 @@ async def test_an_attempt_that_was_lost_with_its_process_is_made_again(stage, st
 
     assert (again.callback_id, again.number, again.tries) == (lost.callback_id, 2, 2)
     assert [row["error"] is not None for row in stage.deliveries()] == [True, False]
-    assert not await store.finish(lost, *DELIVERED), "the next attempt decides"
-    assert stage.deliveries()[0]["status_code"] == 204, "what it had to say is recorded"
+    assert not await store.finish(lost, *DELIVERED), "the result of the next attempt counts"
+    assert stage.deliveries()[0]["status_code"] == 204, "the result of the lost attempt is still recorded"
     assert stage.callbacks()[0]["state"] == "pending"
     assert await store.finish(again, *DELIVERED)
     assert stage.callbacks()[0]["state"] == "delivered"
@@ -205,7 +205,7 @@ async def test_a_callback_whose_attempts_are_all_lost_is_given_up(stage, store):
     assert all(each["finished_at"] for each in stage.deliveries())
 
 
-async def test_a_result_is_recorded_even_if_the_lease_ran_out(stage, store):
+async def test_a_result_is_recorded_even_if_the_lease_has_expired(stage, store):
     stage.record_callbacks("r")
     (callback,) = await claim(store)
 
@@ -215,7 +215,7 @@ async def test_a_result_is_recorded_even_if_the_lease_ran_out(stage, store):
     assert stage.callbacks()[0]["state"] == "delivered"
 
 
-async def test_nothing_pending_is_known_without_a_claim(stage, store):
+async def test_a_claim_reports_whether_callbacks_are_pending(stage, store):
     assert not (await store.claim(uuid4(), 5, LIMITS)).are_pending
     stage.record_callbacks("r")
     assert (await store.claim(uuid4(), 5, LIMITS)).are_pending
@@ -238,7 +238,7 @@ async def test_a_callback_is_repeated_with_its_own_id_and_all_its_attempts(stage
     assert event["detail"] == {"callback_id": str(callback.callback_id), "status": "approved"}
 
 
-async def test_a_repeated_callback_is_announced_once_it_is_committed(stage, database):
+async def test_senders_are_notified_of_a_repeated_callback_after_its_commit(stage, database):
     exchange = MemoryExchange()
     sender = exchange.notifier(CALLBACKS)
     operator = PostgresCallbacks(database, "test", exchange.notifier())
@@ -255,7 +255,7 @@ async def test_a_repeated_callback_is_announced_once_it_is_committed(stage, data
     await operator.close()
 
 
-async def test_a_callback_that_waits_is_tried_at_once(stage, store):
+async def test_repeating_a_callback_that_waits_for_its_next_attempt_sends_it_at_once(stage, store):
     stage.record_callbacks("r")
     (callback,) = await claim(store)
     await store.finish(callback, *RETRIED)
@@ -266,7 +266,7 @@ async def test_a_callback_that_waits_is_tried_at_once(stage, store):
     assert len(await claim(store)) == 1
 
 
-async def test_a_callback_is_not_repeated_while_an_attempt_is_under_way(stage, store):
+async def test_a_callback_is_not_repeated_while_an_attempt_is_running(stage, store):
     stage.record_callbacks("r")
     (callback,) = await claim(store)
 
@@ -278,7 +278,7 @@ async def test_a_callback_is_not_repeated_while_an_attempt_is_under_way(stage, s
     assert stage.rows("SELECT 1 FROM dagapp.asset_events WHERE action = 'callback_repeated'") == []
 
 
-async def test_a_secret_is_replaced_with_an_overlap(stage, store):
+async def test_a_secret_is_rotated_with_an_overlap(stage, store):
     stage.record_callbacks("r")
     (callback,) = await claim(store)
     (first,) = callback.secrets
@@ -299,7 +299,7 @@ async def test_a_secret_is_replaced_with_an_overlap(stage, store):
     assert "whsec" not in str(event)
 
 
-async def test_a_stolen_secret_ends_at_once(stage, store):
+async def test_a_rotation_without_overlap_removes_all_earlier_secrets(stage, store):
     await store.rotate_secret("ddh", overlap_seconds=3600, actor="olga")
     stolen = await store.rotate_secret("ddh", overlap_seconds=3600, actor="olga")
     replaced = await store.rotate_secret("ddh", overlap_seconds=0, actor="olga")
@@ -310,7 +310,7 @@ async def test_a_stolen_secret_ends_at_once(stage, store):
         await store.rotate_secret("unknown", overlap_seconds=0, actor="olga")
 
 
-async def test_two_who_need_the_first_secret_of_a_platform_get_the_same(stage, store, database):
+async def test_concurrent_first_uses_of_the_secret_of_a_platform_get_the_same_secret(stage, store, database):
     for number in range(2):
         stage.record_callbacks(f"r{number}", url=f"https://host-{number}.example/")
     other = ClockedCallbacks(database)

@@ -44,7 +44,7 @@ async def recorded(kit: Kit, submitted: AssetSubmissionResult) -> list[tuple[str
     return [(row["status"], row["url"].rpartition("/")[2]) for row in await kit.rows(text, submitted.request_id)]
 
 
-async def test_a_version_that_is_published_and_withdrawn(kit):
+async def test_a_version_that_is_published_and_unpublished_calls_the_url_of_each_kind(kit):
     request = await kit.submit(subscriber=SUBSCRIBER)
     assert await recorded(kit, request) == []
 
@@ -61,7 +61,7 @@ async def test_a_version_that_is_published_and_withdrawn(kit):
     ]
 
 
-async def test_a_version_that_is_rejected_has_failed(kit):
+async def test_a_rejected_version_calls_the_url_for_failures(kit):
     request = await kit.submit(subscriber=SUBSCRIBER)
     await kit.process(request, status="partial_success")
     await reject(kit.store, request.asset_id, 0, caller=BOB, reason="wrong bands")
@@ -69,7 +69,7 @@ async def test_a_version_that_is_rejected_has_failed(kit):
     assert await recorded(kit, request) == [("processing", "begun"), ("partial", "success"), ("rejected", "failed")]
 
 
-async def test_a_job_that_fails_and_is_resumed_begins_twice(kit):
+async def test_a_job_that_fails_and_is_resumed_calls_the_url_for_progress_twice(kit):
     request = await kit.submit(subscriber=SUBSCRIBER)
     await kit.end_job(request.job_id, "failed")
     await kit.execute(
@@ -80,7 +80,7 @@ async def test_a_job_that_fails_and_is_resumed_begins_twice(kit):
     assert await recorded(kit, request) == [("processing", "begun"), ("failed", "failed"), ("processing", "begun")]
 
 
-async def test_a_file_that_is_invalid_has_failed(kit):
+async def test_an_invalid_file_calls_the_url_for_failures(kit):
     request = await kit.submit(subscriber=SUBSCRIBER)
     other = await kit.submit("other", callback_url="https://hooks.example/all")
     for submitted in (request, other):
@@ -134,7 +134,7 @@ async def test_requests_of_one_asset_have_their_own_urls(kit):
     assert await recorded(kit, two) == [("awaiting_review", "all")]
 
 
-async def test_the_same_request_again_has_the_same_subscriber(kit):
+async def test_a_repeated_request_has_the_same_subscriber(kit):
     first = await kit.submit(subscriber=SUBSCRIBER, request_id="order-7")
     again = await kit.submit(subscriber=SUBSCRIBER, request_id="order-7")
     subscribers = await kit.rows("SELECT * FROM dagapp.callback_subscribers")
@@ -143,8 +143,8 @@ async def test_the_same_request_again_has_the_same_subscriber(kit):
     assert [(row["kind"], row["subject"]) for row in subscribers] == [("request", "order-7")]
 
 
-def test_requests_of_earlier_releases_are_still_the_same():
-    """They were hashed without this field."""
+def test_requests_of_earlier_releases_keep_their_hash():
+    """Earlier releases computed the hash without the field `subscriber`."""
     given = {"platform_id": "local", "platform_refs": {"dataset": "x"}, "source": SourceReference(blob="x.tif")}
 
     assert "subscriber" not in _content_of(AssetSubmissionRequest(**given))
@@ -153,7 +153,7 @@ def test_requests_of_earlier_releases_are_still_the_same():
 
 @pytest.mark.parametrize("name", SUBSCRIBER)
 @pytest.mark.parametrize("url", ["https://169.254.169.254/", "https://[::ffff:10.0.0.1]/", "http://hub.example/", "x"])
-async def test_each_url_is_checked(kit, name, url):
+async def test_each_url_of_a_subscriber_is_checked(kit, name, url):
     with pytest.raises(InvalidRequest, match=f"subscriber.{name} is refused") as refused:
         await kit.submit(subscriber={**SUBSCRIBER, name: url})
 
@@ -161,7 +161,7 @@ async def test_each_url_is_checked(kit, name, url):
     assert await kit.rows("SELECT FROM dagapp.asset_submissions") == []
 
 
-def test_a_submission_names_its_callbacks_in_one_way():
+def test_a_submission_with_both_callback_url_and_subscriber_is_refused():
     with pytest.raises(InvalidRequest) as refused:
         prepare(LIBRARY, Submission(workflow_id="nothing", callback_url=SUCCESS, subscriber=SUBSCRIBER))
 
@@ -181,7 +181,7 @@ async def submitted_job(dsn: str, **fields: Any) -> Any:
     ("end", "kind"),
     [("completed", "success"), ("partial_success", "success"), ("failed", "failed"), ("cancelled", "failed")],
 )
-async def test_a_job_without_an_asset(stage, database, end, kind):
+async def test_a_job_without_an_asset_calls_the_urls_of_its_subscriber(stage, database, end, kind):
     subscribed = await submitted_job(database, subscriber=SUBSCRIBER)
     other = await submitted_job(database, callback_url="https://hooks.example/all")
     for job_id in (subscribed, other):
@@ -192,7 +192,7 @@ async def test_a_job_without_an_asset(stage, database, end, kind):
     assert sent == [(subscribed, "running", "begun"), (subscribed, end, kind), (other, end, "all")]
 
 
-async def test_each_url_gets_its_signed_callback_and_one_that_is_down_does_not_delay_the_others(stage, store, database):
+async def test_each_url_gets_its_signed_callback_even_if_another_one_is_down(stage, store, database):
     async with receiver(status(500)) as begun, receiver() as done:
         subscriber = {"successUri": done.url, "inProgressUri": begun.url}
         job_id = await submitted_job(database, subscriber=subscriber, correlation_id="order-7")

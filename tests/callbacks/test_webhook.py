@@ -17,7 +17,7 @@ PUBLIC = "93.184.215.14"
 
 
 class Resolver:
-    """Answers with the next of `answers` each time that it is asked, and notes how often that is."""
+    """Returns the next of `answers` for each lookup, and counts the lookups."""
 
     def __init__(self, *answers: Sequence[str]) -> None:
         self.answers = list(answers)
@@ -30,7 +30,7 @@ class Resolver:
 
 @pytest.fixture
 def opened(monkeypatch):
-    """The addresses to which connections were opened. None of them is: the tests have no network."""
+    """The addresses to which connections would be opened. No connection is opened: the tests have no network."""
     addresses: list[tuple[str, int]] = []
 
     async def open_connection(address, port, **_options):
@@ -41,7 +41,7 @@ def opened(monkeypatch):
     return addresses
 
 
-async def test_a_post_arrives_as_it_was_meant():
+async def test_the_receiver_gets_the_request_as_it_was_sent():
     async with receiver() as hook:
         answered = await send(hook.url, b'{"a": 1}', {"webhook-id": "7"}, allow_private=True)
 
@@ -99,7 +99,7 @@ async def test_a_name_with_a_private_address_is_refused(address, opened):
         "168.63.129.16",
     ],
 )
-async def test_metadata_services_are_never_reached(address, is_allowed, opened):
+async def test_metadata_services_are_never_called(address, is_allowed, opened):
     resolver = Resolver([PUBLIC, address])
 
     with pytest.raises(InvalidRequest):
@@ -110,15 +110,15 @@ async def test_metadata_services_are_never_reached(address, is_allowed, opened):
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "localhost", "[::1]"])
 async def test_other_notations_of_loopback_are_refused(host, opened):
-    """As the resolver of the system reads them."""
+    """The resolver of the system accepts these notations."""
     with pytest.raises(InvalidRequest, match="not public"):
         await send(f"https://{host}/", b"", {}, allow_private=False)
 
     assert opened == []
 
 
-async def test_a_name_is_resolved_once_and_the_checked_address_is_called(opened):
-    """A name server that answers differently the second time (DNS rebinding) is not asked a second time."""
+async def test_a_name_is_resolved_once_and_the_checked_address_is_used(opened):
+    """A name server that gives another address the second time (DNS rebinding) is not queried a second time."""
     resolver = Resolver([PUBLIC], ["127.0.0.1"])
 
     with pytest.raises(Unavailable, match="connection refused"):
@@ -128,7 +128,7 @@ async def test_a_name_is_resolved_once_and_the_checked_address_is_called(opened)
     assert opened == [(PUBLIC, 8443)]
 
 
-async def test_the_next_address_is_tried_if_the_first_does_not_answer(opened):
+async def test_the_next_address_is_tried_if_the_first_does_not_respond(opened):
     resolver = Resolver(["2606:4700::1", PUBLIC])
 
     with pytest.raises(Unavailable):
@@ -137,8 +137,8 @@ async def test_the_next_address_is_tried_if_the_first_does_not_answer(opened):
     assert opened == [("2606:4700::1", 443), (PUBLIC, 443)]
 
 
-async def test_a_literal_address_is_not_looked_up_again():
-    """What asyncio does with the address that it is given."""
+async def test_the_checked_address_is_not_resolved_again():
+    """asyncio must not resolve the address that it gets."""
     async with receiver() as hook:
         loop = asyncio.get_running_loop()
         hosts = []
@@ -212,7 +212,7 @@ async def test_redirects_are_not_followed(code):
     assert (len(hook.requests), len(target.requests)) == (1, 0)
 
 
-async def test_announcements_are_skipped():
+async def test_informational_responses_are_skipped():
     async with receiver(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n" + status(202)) as hook:
         assert await send(hook.url, b"{}", {}, allow_private=True) == 202
 
@@ -231,7 +231,7 @@ async def test_announcements_are_skipped():
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000,
     ],
 )
-async def test_what_is_not_a_response_is_an_error_without_its_content(answer):
+async def test_an_invalid_response_is_an_error_that_does_not_quote_it(answer):
     async with receiver(answer) as hook:
         with pytest.raises(Unavailable) as failure:
             await send(hook.url, b"{}", {}, allow_private=True)
@@ -240,7 +240,7 @@ async def test_what_is_not_a_response_is_an_error_without_its_content(answer):
     assert "OpenSSH" not in str(failure.value)
 
 
-async def test_a_huge_body_is_dropped():
+async def test_a_huge_response_body_is_not_read():
     sent = 0
 
     async def pour(reader, writer):
@@ -261,23 +261,23 @@ async def test_a_huge_body_is_dropped():
         assert await send(f"http://127.0.0.1:{port}/", b"{}", {}, allow_private=True) == 200
         await asyncio.sleep(0.1)
 
-    assert sent < 32_000_000, "what fits into the buffers of two sockets"
+    assert sent < 32_000_000, "not more than the buffers of two sockets hold"
 
 
 @pytest.fixture
-def quickly(monkeypatch):
+def short_limits(monkeypatch):
     monkeypatch.setattr(webhook, "TOTAL_SECONDS", 0.6)
     monkeypatch.setattr(webhook, "CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(webhook, "BODY_SECONDS", 0.2)
 
 
-async def test_a_response_that_comes_too_late_is_an_error(quickly):
+async def test_a_response_that_comes_too_late_is_an_error(short_limits):
     async with receiver(delay_seconds=5) as hook:
         with pytest.raises(Unavailable, match="no response within"):
             await send(hook.url, b"{}", {}, allow_private=True)
 
 
-async def test_a_response_that_drips_is_an_error(quickly):
+async def test_a_response_that_arrives_byte_by_byte_is_an_error(short_limits):
     async def drip(reader, writer):
         await reader.readuntil(b"{}")
         for byte in OK * 100:
@@ -293,7 +293,7 @@ async def test_a_response_that_drips_is_an_error(quickly):
     assert time.monotonic() - began < 3
 
 
-async def test_a_body_that_never_ends_does_not_delay_a_success(quickly):
+async def test_a_body_that_never_ends_does_not_delay_a_success(short_limits):
     async def hang(reader, writer):
         await reader.readuntil(b"{}")
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n...")
@@ -304,7 +304,7 @@ async def test_a_body_that_never_ends_does_not_delay_a_success(quickly):
         assert await send(f"http://127.0.0.1:{port}/", b"{}", {}, allow_private=True) == 200
 
 
-async def test_a_connection_that_takes_too_long_is_an_error(quickly):
+async def test_a_connection_that_takes_too_long_is_an_error(short_limits):
     async def never(_host, _port):
         await asyncio.sleep(5)
 

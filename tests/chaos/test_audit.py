@@ -1,4 +1,4 @@
-"""The audit of a chaos run: it finds nothing wrong with a correct engine, and detects each kind of error."""
+"""The audit of a chaos run reports nothing for a correct engine, and detects each kind of error."""
 
 from uuid import UUID
 
@@ -15,7 +15,7 @@ EFFECTS = Effects.of(["F job/node/1/aa", "F job/node/2/bb"])
 
 @pytest.fixture
 def audited(database: str) -> str:
-    audit.lay(database)
+    audit.install(database)
     return database
 
 
@@ -45,7 +45,7 @@ def result(process: str, attempt: int = 1, effect: str = "job/node/1/aa") -> str
     return f"INSERT INTO chaos.results ({columns}) VALUES {values}"
 
 
-async def test_an_engine_that_works_is_noted_and_nothing_is_wrong_with_it(audited: str) -> None:
+async def test_a_correct_engine_is_recorded_without_findings(audited: str) -> None:
     async with engine(audited, orchestrators=1, workers=1) as running:
         await running.run("fan_out_test", count=5)
         counts = await running.rows("""
@@ -59,7 +59,7 @@ async def test_an_engine_that_works_is_noted_and_nothing_is_wrong_with_it(audite
     assert await findings_after(audited) == audit.Findings()
 
 
-async def test_what_owners_and_holders_write_is_not_stale(audited: str) -> None:
+async def test_writes_of_owners_and_lease_holders_are_not_stale(audited: str) -> None:
     findings = await findings_after(audited, CLAIM, event(1, 1, "orchestrator-1.1"), START, result("worker-1.1"))
 
     assert findings.stale_writes == []
@@ -75,23 +75,23 @@ async def test_what_owners_and_holders_write_is_not_stale(audited: str) -> None:
         (START, START),
         (START, result("worker-2.1")),
     ],
-    ids=["another's event", "an epoch that goes back", "two claims", "two starts", "another's result"],
+    ids=["event of another process", "decreasing epoch", "two claims", "two starts", "result of another process"],
 )
-async def test_what_a_stale_writer_got_through_is_found(audited: str, statements: tuple[str, ...]) -> None:
+async def test_stale_writes_are_detected(audited: str, statements: tuple[str, ...]) -> None:
     assert len((await findings_after(audited, *statements)).stale_writes) == 1
 
 
-async def test_two_results_that_count_are_found(audited: str) -> None:
+async def test_two_accepted_results_are_detected(audited: str) -> None:
     both = (result("worker-1.1"), result("worker-1.1", attempt=2, effect="job/node/2/bb"))
 
-    assert len((await findings_after(audited, *both)).duplicate_effects) == 2, "twice accepted, with two effects"
+    assert len((await findings_after(audited, *both)).duplicate_effects) == 2, "accepted twice, with two effects"
 
 
-async def test_an_effect_that_counts_and_was_never_made_is_found(audited: str) -> None:
+async def test_an_accepted_effect_that_never_happened_is_detected(audited: str) -> None:
     assert len((await findings_after(audited, result("worker-1.1", effect="job/node/9/zz"))).duplicate_effects) == 1
 
 
-async def test_a_full_disk_refuses_what_the_engine_writes_until_there_is_space(audited: str) -> None:
+async def test_writes_of_the_engine_fail_while_the_disk_is_full(audited: str) -> None:
     write = "INSERT INTO dagapp.dag_job_events (job_id, sequence, event_type) SELECT %s, 1, 'job_created' WHERE false"
     with psycopg.connect(audited, autocommit=True) as connection:
         connection.execute("INSERT INTO chaos.disk_full VALUES (now())")

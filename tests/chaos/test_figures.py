@@ -1,4 +1,4 @@
-"""What is counted and judged: effects, recoveries, outcomes, trends. Every count that must be 0 can detect an error."""
+"""The figures of a chaos run: effects, recoveries, outcomes, trends. Every count that must be 0 can detect an error."""
 
 from collections import Counter
 from typing import Any
@@ -17,11 +17,11 @@ JOB = UUID(int=1)
 TASK = ("job", "node")
 
 
-def test_an_effect_that_is_published_once_is_no_duplicate() -> None:
+def test_an_effect_that_is_published_once_is_not_a_duplicate() -> None:
     effects = Effects.of(["E job/node/1/aa 7", "F job/node/1/aa", "P job/node/1/aa", "P job/node/1/aa"])
 
     assert not effects.duplicates([(TASK, "job/node/1/aa")])
-    assert not effects.unfounded([(TASK, "job/node/1/aa")])
+    assert not effects.published_unfinished([(TASK, "job/node/1/aa")])
     assert effects.done_again() == 0
 
 
@@ -35,12 +35,12 @@ def test_two_effects_of_one_task_are_detected_in_every_record() -> None:
     assert by_both.done_again() == 1
 
 
-def test_an_effect_that_was_published_and_never_made_is_found() -> None:
+def test_an_effect_that_was_published_but_never_happened_is_detected() -> None:
     effects = Effects.of(["E job/node/1/aa 7"])
     seen = Effects.of(["P job/node/2/bb"])
 
-    assert seen.unfounded([]) == {"job/node/2/bb"}
-    assert effects.unfounded([(TASK, "job/node/1/aa")]) == {"job/node/1/aa"}
+    assert seen.published_unfinished([]) == {"job/node/2/bb"}
+    assert effects.published_unfinished([(TASK, "job/node/1/aa")]) == {"job/node/1/aa"}
     assert list(effects.running()) == [("job/node/1/aa", 7)]
 
 
@@ -61,7 +61,7 @@ def outcome(**facts: Any) -> Outcome:
     return Outcome(**{**good, "zeros": {"jobs lost": []}, "jobs": Counter(), "ends": Counter(), **facts})
 
 
-def test_a_good_run_has_no_problems() -> None:
+def test_a_run_without_violations_has_no_problems() -> None:
     assert outcome().problems() == []
     assert "no violations" in report_text(outcome())
 
@@ -71,7 +71,7 @@ def test_a_good_run_has_no_problems() -> None:
     [{"zeros": {"jobs lost": ["one"]}}, {"fenced": 0, "late_reports": 0}, {"faults": 99}, {"attempts": 19_999}],
     ids=["a violation", "no process fenced", "too few faults", "too few attempts"],
 )
-def test_a_bad_run_says_why(facts: dict[str, Any]) -> None:
+def test_each_kind_of_problem_is_reported(facts: dict[str, Any]) -> None:
     assert len(outcome(**facts).problems()) == 1
     assert "BAD" in report_text(outcome(**facts))
 
@@ -90,13 +90,13 @@ def test_a_job_that_is_missing_stuck_or_duplicated_counts_as_lost() -> None:
     assert len(_lost([KNOWN], {JOB: row(), UUID(int=2): row()})) == 1
 
 
-def test_a_job_with_another_end_or_result_than_it_must_have_is_wrong() -> None:
+def test_a_job_with_an_unexpected_status_or_result_is_reported() -> None:
     assert _wrong(KNOWN, row()) is None
     assert _wrong(KNOWN, row("failed"))
     assert _wrong(KNOWN, row(value=8))
 
 
-def test_recoveries_are_held_against_their_bounds() -> None:
+def test_recovery_times_are_compared_with_their_limits() -> None:
     good = Measured("fast", {what: [bound - 1] for what, bound in BOUNDS["fast"].items()}, [10, 10, 10])
     slow = Measured("fast", {what: [bound - 1, bound + 1] for what, bound in BOUNDS["fast"].items()}, [4, 6])
 

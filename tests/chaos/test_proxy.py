@@ -1,4 +1,4 @@
-"""The proxy between a role and its server: what it forwards, delays and cuts."""
+"""The proxy between a role and its server forwards, delays and interrupts traffic."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ NOTIFICATION = message(b"A", b"\0\0\0\1topic\0\0")
 def test_notifications_are_distinguished_from_other_messages() -> None:
     assert are_notifications(NOTIFICATION)
     assert are_notifications(NOTIFICATION * 3)
-    assert not are_notifications(NOTIFICATION[:-1]), "half of one"
+    assert not are_notifications(NOTIFICATION[:-1]), "an incomplete notification"
     assert not are_notifications(NOTIFICATION + message(b"Z", b"I"))
     assert not are_notifications(b"")
 
@@ -43,12 +43,12 @@ def test_a_commit_is_recognised_in_either_protocol() -> None:
     assert not has_commit(message(b"Q", b"SELECT 'COMMIT now'\0"))
 
 
-def test_a_single_statement_is_one_that_begins_no_transaction() -> None:
+def test_a_single_statement_does_not_begin_a_transaction() -> None:
     execute, sync = message(b"E", b"\0\0\0\0\0"), message(b"S", b"")
 
     assert is_single_statement(execute + sync)
     assert not is_single_statement(message(b"P", b"\0BEGIN\0\0\0") + execute + sync)
-    assert not is_single_statement(execute), "nothing is carried out before the Sync"
+    assert not is_single_statement(execute), "nothing is executed before the Sync"
     assert leaves_a_transaction_open(message(b"Z", b"T"))
     assert not leaves_a_transaction_open(message(b"Z", b"I"))
 
@@ -82,11 +82,13 @@ async def check(connection: psycopg.AsyncConnection) -> int:
     return row[0]
 
 
-async def test_queries_through_the_proxy_are_answered(session: psycopg.AsyncConnection) -> None:
+async def test_queries_work_through_the_proxy(session: psycopg.AsyncConnection) -> None:
     assert await check(session) == 7
 
 
-async def test_a_cut_link_ends_its_sessions_and_takes_new_ones(link: Link, session: psycopg.AsyncConnection) -> None:
+async def test_cutting_a_link_ends_its_sessions_and_new_ones_are_accepted(
+    link: Link, session: psycopg.AsyncConnection
+) -> None:
     link.cut()
 
     with pytest.raises(psycopg.OperationalError):
@@ -95,7 +97,7 @@ async def test_a_cut_link_ends_its_sessions_and_takes_new_ones(link: Link, sessi
         assert await check(another) == 7
 
 
-async def test_what_is_held_arrives_once_it_is_let_go(link: Link, session: psycopg.AsyncConnection) -> None:
+async def test_held_messages_are_delivered_after_release(link: Link, session: psycopg.AsyncConnection) -> None:
     for way in ("holds_up", "holds_down"):
         setattr(link.conditions, way, True)
         pending = asyncio.create_task(check(session))
@@ -106,7 +108,7 @@ async def test_what_is_held_arrives_once_it_is_let_go(link: Link, session: psyco
         assert await asyncio.wait_for(pending, 5) == 7
 
 
-async def test_a_delay_slows_each_way(link: Link, session: psycopg.AsyncConnection) -> None:
+async def test_a_delay_applies_in_both_directions(link: Link, session: psycopg.AsyncConnection) -> None:
     link.conditions.delay_seconds = (0.1, 0.01)
     began = time.monotonic()
     await check(session)
@@ -114,7 +116,7 @@ async def test_a_delay_slows_each_way(link: Link, session: psycopg.AsyncConnecti
     assert time.monotonic() - began > 0.15
 
 
-async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: psycopg.AsyncConnection) -> None:
+async def test_a_commit_whose_response_is_lost_has_taken_effect(link: Link, session: psycopg.AsyncConnection) -> None:
     await session.execute("CREATE TABLE IF NOT EXISTS public.proxied (number int)")
     await session.execute("TRUNCATE public.proxied")
     link.conditions.resets_at_commit = 1
@@ -130,7 +132,7 @@ async def test_a_commit_that_is_not_answered_has_happened(link: Link, session: p
 
 
 @pytest.mark.parametrize(("what", "arrivals"), [("pass", 1), ("drop", 0), ("double", 2)])
-async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what: str, arrivals: int) -> None:
+async def test_notifications_are_forwarded_dropped_or_doubled(link: Link, what: str, arrivals: int) -> None:
     async with await connected(link) as listener, await connected(link) as sender:
         await listener.execute("LISTEN topic")
         link.conditions.notifications = what  # type: ignore[assignment]
@@ -139,7 +141,7 @@ async def test_notifications_pass_or_are_dropped_or_come_twice(link: Link, what:
         answer = await check(listener)
 
     assert len(notices) == arrivals
-    assert answer == 7, "only notifications are tampered with"
+    assert answer == 7, "other messages are not changed"
 
 
 async def test_an_unreachable_server_is_reported_at_once(proxy: Proxy, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ KINDS = ("kill orchestrator", "kill worker", "reset at commit", "freeze orchestr
 
 
 @pytest.mark.timeout(180)
-async def test_a_few_faults_cost_nothing_and_leave_nothing_behind() -> None:
+async def test_a_run_with_a_few_faults_has_no_violations_and_leaves_no_files() -> None:
     options = Options(
         seed=8,
         seconds=12,

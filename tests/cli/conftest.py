@@ -1,5 +1,5 @@
-"""A platform on the run's own PostgreSQL for all tests of this folder,
-and `dagmaster` called inside the test's process."""
+"""A platform on the PostgreSQL server of the test run, for all tests of this folder,
+and a function that calls `dagmaster` in the process of the test."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ Dagmaster = Callable[..., Result]
 
 @pytest.fixture(scope="module")
 def server(cluster: Cluster, catalog_template: str) -> Iterator[str]:
-    """The address of a deployed database. Tests of `up` let it deploy to an empty one, which takes seconds."""
+    """The address of a deployed database. Only the tests of `up` deploy to an empty one, which takes seconds."""
     with fresh_database(cluster, catalog_template) as dsn:
         yield dsn
 
@@ -72,7 +72,7 @@ def platform(server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def without_platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No server configured, no platform running."""
+    """An environment without a configured server and without a running platform."""
     for name in CLEARED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("DAGMASTER_DATA", str(tmp_path / "data"))
@@ -104,7 +104,7 @@ def sleepy(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sleepy_process(tmp_path: Path) -> Path:
-    """Sleeps in a process of its own."""
+    """A workflow whose handler sleeps in a child process."""
     return written(tmp_path / "deaf.yaml", SLEEPY.replace("HANDLER", "sleep_blocking"))
 
 

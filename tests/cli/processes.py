@@ -27,7 +27,7 @@ CLEARED = (
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Without map server and gateway, unless they are the subject: they take seconds to load."""
+    """An environment without map server and gateway, which take seconds to load, unless the test needs them."""
     ours = {name: value for name, value in os.environ.items() if name not in CLEARED}
     return {**ours, "SERVING_ENABLED": "false", "GATEWAY_ENABLED": "false", **extra}
 
@@ -92,7 +92,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    """Those that still run; a zombie does not."""
+    """The processes that still run; zombies do not count."""
     return {pid for pid in pids if _state(pid) not in {"", "Z", "X"}}
 
 
@@ -106,6 +106,6 @@ def _state(pid: int) -> str:
 def eventually(check: Callable[[], Any], timeout: float = 15.0) -> Any:
     deadline = time.monotonic() + timeout
     while not (answer := check()):
-        assert time.monotonic() < deadline, "this never came true"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)
     return answer

@@ -1,4 +1,4 @@
-"""`dagmaster assets` and `dagmaster platforms` against a real API and database; jobs are ended by hand."""
+"""`dagmaster assets` and `dagmaster platforms` against a real API and database; the tests end the jobs themselves."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ DDH = ("--platform", "ddh", "--ref", "dataset_id=floods", "--ref", "resource_id=
 
 
 class Running:
-    """An API on a port, in a thread of its own."""
+    """An API on a port, in a separate thread."""
 
     def __init__(self, dsn: str, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()
@@ -41,7 +41,7 @@ class Running:
         self._loop.close()
 
     def process(self, answer: dict[str, Any], status: str = "completed", **result: Any) -> None:
-        """Write what the job of a submission makes, and end it."""
+        """Write the results of the job of a submission, and end the job."""
         self.do(self.kit.write_documents(answer["dataset_id"], answer["version_ordinal"], answer["revision"]))
         self.do(self.kit.end_job(answer["job_id"], status, **result))
 
@@ -63,7 +63,7 @@ def cli(dagmaster: Dagmaster, running: Running, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def submitted(cli: Dagmaster, running: Running) -> Callable[..., dict[str, Any]]:
-    """Submit, and let the job end."""
+    """A function that submits data and ends the job."""
 
     def submit(*options: str, status: str = "completed") -> dict[str, Any]:
         result = cli("assets", "submit", *DDH, "--blob", "floods.tif", "--json", *options)
@@ -80,7 +80,7 @@ def lines(text: str) -> dict[str, str]:
     return dict(line.split(maxsplit=1) for line in text.splitlines() if line[:1].isalpha() and " " in line)
 
 
-def test_what_was_found_is_shown_also_when_the_job_is_gone(cli, running):
+def test_findings_are_shown_even_after_the_job_was_deleted(cli, running):
     answer = cli("assets", "submit", *DDH, "--blob", "floods.tif", "--json").json
     finding = {"code": "raster.no-nodata", "message": "no nodata value", "advice": "declare one", "severity": "warn"}
     note = {"code": "raster.large", "message": "the file is large", "severity": "info"}
@@ -155,23 +155,23 @@ def test_every_decision_has_a_command(cli, submitted):
 
 
 @pytest.mark.requirement("M3")
-def test_every_answer_to_a_submission_is_named(cli, running, submitted):
+def test_every_outcome_of_a_submission_has_its_message(cli, running, submitted):
     first = submitted()
     same = cli("assets", "submit", *DDH, "--blob", "floods.tif")
     revised = cli("assets", "submit", *DDH, "--blob", "floods.tif", "--force")
     during = cli("assets", "submit", *DDH, "--blob", "floods.tif")
     blocked = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif")
-    would = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--dry-run")
+    dry_run = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--dry-run")
 
     assert first["outcome"] == "new_asset"
-    assert same.out.startswith("data that was processed before; --force processes it again: floods-r1, version 0")
+    assert same.out.startswith("the same data was processed before; --force processes it again: floods-r1, version 0")
     assert revised.out.startswith("a new revision: floods-r1, version 0 (2024), revision 2\n")
-    assert during.out.startswith("data that is already being processed: ")
+    assert during.out.startswith("the same data is already being processed: ")
     unresolved = "a new version cannot be submitted while version 0 is not approved (pending_review)"
     assert (blocked.code, blocked.err.splitlines()[0]) == (4, f"error: {unresolved}")
     assert "submit it again with --version-label" in blocked.err
-    assert would.code == 4
-    assert would.out == f"would be refused: {unresolved} [version.unresolved]\n"
+    assert dry_run.code == 4
+    assert dry_run.out == f"would be refused: {unresolved} [version.unresolved]\n"
 
 
 @pytest.mark.requirement("M3")
@@ -205,7 +205,7 @@ def test_a_stale_change_shows_what_changed(cli, submitted):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(("command", "question"), [("unpublish", "Unpublish"), ("delete", "Delete")])
-def test_what_withdraws_data_asks_first(cli, submitted, monkeypatch, command, question):
+def test_commands_that_withdraw_data_ask_for_confirmation(cli, submitted, monkeypatch, command, question):
     submitted()
     cli("assets", "approve", "floods-r1", "--clearance", "ouo")
     without_terminal = cli("assets", command, "floods-r1")
@@ -253,7 +253,7 @@ def test_errors_say_what_to_do_next(cli, submitted, arguments, code, texts):
 
 
 @pytest.mark.requirement("M3")
-def test_the_version_that_waits_is_meant_unless_several_can_be(cli, running, submitted):
+def test_the_only_version_to_review_is_the_default(cli, running, submitted):
     submitted()
     cli("assets", "approve", "floods-r1", "--clearance", "ouo")
     none = cli("assets", "approve", "floods-r1")
@@ -300,7 +300,7 @@ def test_changes_of_platforms_and_keys_are_listed(cli):
 
 
 @pytest.mark.requirement("M3")
-def test_lists_continue_and_are_filtered(cli, running):
+def test_lists_can_be_paged_and_filtered(cli, running):
     for number in range(3):
         refs = ("--ref", "dataset_id=floods", "--ref", f"resource_id=r{number}", "--ref", "version_id=1")
         assert cli("assets", "submit", "--platform", "ddh", *refs, "--blob", "floods.tif").code == 0

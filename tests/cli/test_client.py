@@ -30,7 +30,7 @@ Answering = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[JsonClient]:
+def client_of_server(answer: Answering, timeout_seconds: float = 5) -> Iterator[JsonClient]:
     """A client of a server that sends this response to every request."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def answering(answer: Answering, timeout_seconds: float = 5) -> Iterator[JsonCli
         server.server_close()
 
 
-def plain(status: int, media_type: str | None, body: bytes = b"", **headers: str) -> Answering:
+def response_with(status: int, media_type: str | None, body: bytes = b"", **headers: str) -> Answering:
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)
         if media_type:
@@ -67,40 +67,50 @@ def plain(status: int, media_type: str | None, body: bytes = b"", **headers: str
     return answer
 
 
-def as_json(value: object) -> Answering:
-    return plain(200, "application/json", json.dumps(value).encode())
+def json_response(value: object) -> Answering:
+    return response_with(200, "application/json", json.dumps(value).encode())
 
 
-def a_problem(status: int, **members: object) -> Answering:
+def problem_response(status: int, **members: object) -> Answering:
     problem = {"title": "x", "status": status, "detail": "it is so", "code": "some.code", "hint": "do this", **members}
-    return plain(status, "application/problem+json", json.dumps(problem).encode())
+    return response_with(status, "application/problem+json", json.dumps(problem).encode())
 
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize(
     ("answer", "message", "code", "exit_code"),
     [
-        (plain(200, "text/html", b"<html>"), "it is not the API of a platform (text/html)", "server.not-a-platform", 5),
-        (plain(200, None), "(no content type)", "server.not-a-platform", 5),
-        (plain(502, "text/html", b"<html>"), "responds with 502 Bad Gateway", "server.not-a-platform", 5),
-        (plain(401, None), "responds with 401 Unauthorized", "server.not-a-platform", 3),
-        (plain(404, "text/html"), "responds with 404 Not Found", "server.not-a-platform", 4),
         (
-            plain(302, None, Location="http://u:hush@elsewhere/"),
+            response_with(200, "text/html", b"<html>"),
+            "it is not the API of a platform (text/html)",
+            "server.not-a-platform",
+            5,
+        ),
+        (response_with(200, None), "(no content type)", "server.not-a-platform", 5),
+        (response_with(502, "text/html", b"<html>"), "responds with 502 Bad Gateway", "server.not-a-platform", 5),
+        (response_with(401, None), "responds with 401 Unauthorized", "server.not-a-platform", 3),
+        (response_with(404, "text/html"), "responds with 404 Not Found", "server.not-a-platform", 4),
+        (
+            response_with(302, None, Location="http://u:hush@elsewhere/"),
             "redirects to http://u:***@elsewhere/",
             "server.redirects",
             5,
         ),
-        (plain(200, "application/json", b"{oops"), "it is not JSON", "server.unexpected", 5),
-        (plain(200, "application/json", b"[]"), "it is not an object", "server.unexpected", 5),
-        (plain(400, "application/problem+json", b"<"), "a problem that is not JSON", "server.unexpected", 5),
-        (plain(200, "application/json", b"{", **{"Content-Length": "9"}), "was lost", "server.lost", 5),
-        (plain(200, "application/json", b"no", **{"Content-Encoding": "gzip"}), "is not valid", "server.unexpected", 5),
+        (response_with(200, "application/json", b"{oops"), "it is not JSON", "server.unexpected", 5),
+        (response_with(200, "application/json", b"[]"), "it is not an object", "server.unexpected", 5),
+        (response_with(400, "application/problem+json", b"<"), "a problem that is not JSON", "server.unexpected", 5),
+        (response_with(200, "application/json", b"{", **{"Content-Length": "9"}), "was lost", "server.lost", 5),
+        (
+            response_with(200, "application/json", b"no", **{"Content-Encoding": "gzip"}),
+            "is not valid",
+            "server.unexpected",
+            5,
+        ),
         (lambda request: request.wfile.write(b"SSH-2.0-OpenSSH\r\n"), "was lost", "server.lost", 5),
     ],
 )
-def test_an_unexpected_response_is_reported_as_what_it_is(answer, message, code, exit_code):
-    with answering(answer) as client, pytest.raises(DagmasterError) as raised:
+def test_an_unexpected_response_is_reported_with_its_cause(answer, message, code, exit_code):
+    with client_of_server(answer) as client, pytest.raises(DagmasterError) as raised:
         client.job(JOB)
 
     assert message in raised.value.message
@@ -124,9 +134,9 @@ def test_an_unexpected_response_is_reported_as_what_it_is(answer, message, code,
         (503, Unavailable, 5),
     ],
 )
-def test_a_problem_is_the_error_it_was_on_the_platform(status, kind, exit_code):
+def test_a_problem_is_raised_as_the_error_of_the_platform(status, kind, exit_code):
     with (
-        answering(a_problem(status, facts={"queue": "q", "message": "m"}, request_id="abc")) as client,
+        client_of_server(problem_response(status, facts={"queue": "q", "message": "m"}, request_id="abc")) as client,
         pytest.raises(kind) as raised,
     ):
         client.job(JOB)
@@ -141,8 +151,8 @@ def test_a_problem_is_the_error_it_was_on_the_platform(status, kind, exit_code):
 def test_mistakes_in_a_workflow_keep_their_lines():
     mistake = {"message": "wrong", "line": 3, "column": 5, "node": "a", "code": "workflow.x"}
 
-    answer = a_problem(422, code="workflow.invalid", errors=[mistake])
-    with answering(answer) as client, pytest.raises(InvalidWorkflow) as raised:
+    answer = problem_response(422, code="workflow.invalid", errors=[mistake])
+    with client_of_server(answer) as client, pytest.raises(InvalidWorkflow) as raised:
         client.submit({"workflow_id": "w"})
 
     assert raised.value.message == "workflow:3:5: node 'a': wrong"
@@ -152,7 +162,7 @@ def test_mistakes_in_a_workflow_keep_their_lines():
 def test_an_unreachable_server_is_distinguished_from_a_slow_one():
     done = threading.Event()
 
-    with answering(lambda _: done.wait(1) and None, 0.2) as client, pytest.raises(Unavailable) as slow:
+    with client_of_server(lambda _: done.wait(1) and None, 0.2) as client, pytest.raises(Unavailable) as slow:
         client.job(JOB)
     done.set()
     with pytest.raises(Unavailable) as refused:
@@ -168,7 +178,7 @@ def test_an_unreachable_server_is_distinguished_from_a_slow_one():
     "url",
     ["localhost:8000", "ftp://here", "http://", "http://[::1", "http://here/?a=1", "http://here/#x", "/run/socket"],
 )
-def test_what_is_no_address_of_an_api_is_refused(url):
+def test_an_invalid_url_of_an_api_is_refused(url):
     with pytest.raises(InvalidRequest) as raised:
         checked_url(url)
 
@@ -177,29 +187,29 @@ def test_what_is_no_address_of_an_api_is_refused(url):
 
 
 @pytest.mark.requirement("M3")
-def test_an_address_may_have_a_path_and_a_slash():
+def test_a_url_can_have_a_path_and_a_trailing_slash():
     assert checked_url("https://gateway/dagmaster/") == "https://gateway/dagmaster"
     assert checked_url("http://localhost:8000/api/v1") == "http://localhost:8000"
 
 
 @pytest.mark.requirement("M3")
-def test_what_is_too_large_is_not_sent():
-    with answering(as_json({})) as client, pytest.raises(InvalidRequest) as raised:
+def test_a_request_that_is_too_large_is_not_sent():
+    with client_of_server(json_response({})) as client, pytest.raises(InvalidRequest) as raised:
         client.submit({"workflow_id": "w", "input_params": {"text": "x" * MAX_BODY_BYTES}})
 
     assert raised.value.code == "request.too-large"
 
 
 @pytest.mark.requirement("M3")
-def test_lists_are_asked_for_in_pages_until_there_are_enough():
+def test_lists_are_requested_in_pages_until_the_limit():
     requests = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         requests.append(request.path)
         items = [{"sequence": len(requests) * 1000 + number} for number in range(200)]
-        as_json({"items": items, "next": str(len(requests))})(request)
+        json_response({"items": items, "next": str(len(requests))})(request)
 
-    with answering(answer) as client:
+    with client_of_server(answer) as client:
         events, following = client.events(JOB, 400)
 
     assert len(events) == 400
@@ -209,10 +219,10 @@ def test_lists_are_asked_for_in_pages_until_there_are_enough():
 
 @pytest.mark.requirement("M3")
 def test_after_a_lost_connection_the_platform_is_located_again():
-    """It may have been started again, and listen elsewhere."""
+    """It may have been restarted on another port."""
     urls = iter(["http://127.0.0.1:1"])
 
-    with answering(as_json({"job": 1})) as other:
+    with client_of_server(json_response({"job": 1})) as other:
         other.job(JOB)
         client = JsonClient.of(lambda: next(urls, None) or other._asynchronous.connection.url)
         with pytest.raises(Unavailable):
@@ -226,47 +236,47 @@ def frames(*sequences: int) -> bytes:
 
 
 @pytest.mark.requirement("M3")
-def test_a_cut_stream_continues_without_gaps_or_repeats():
-    """The server cuts the stream, repeats and omits events, and is unavailable; the client sees each event once."""
+def test_an_interrupted_stream_continues_without_gaps_or_duplicates():
+    """The server ends streams early, repeats and omits events, and is unavailable; the client gets each event once."""
 
     def open_ended(body: bytes) -> Answering:
         def answer(request: BaseHTTPRequestHandler) -> None:
-            plain(200, "text/event-stream", body)(request)
+            response_with(200, "text/event-stream", body)(request)
             is_left_open.append(not requested_again.wait(2))
 
         return answer
 
     outputs = [
-        plain(200, "text/event-stream", b"retry: 1\n\n: still here\n\n" + frames(1, 2)),
-        plain(503, "application/problem+json", b'{"detail": "away", "code": "database.unavailable"}'),
-        plain(200, "text/event-stream", frames(1, 2, 3), **{"Content-Length": "9999"}),
+        response_with(200, "text/event-stream", b"retry: 1\n\n: still here\n\n" + frames(1, 2)),
+        response_with(503, "application/problem+json", b'{"detail": "away", "code": "database.unavailable"}'),
+        response_with(200, "text/event-stream", frames(1, 2, 3), **{"Content-Length": "9999"}),
         open_ended(frames(4, 6)),
-        plain(200, "text/event-stream", frames(5, 6)),
-        plain(204, None),
+        response_with(200, "text/event-stream", frames(5, 6)),
+        response_with(204, None),
     ]
-    behind = []
+    last_event_ids = []
     requested_again, is_left_open = threading.Event(), []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
-        behind.append(int(request.headers["Last-Event-ID"]))
-        if len(behind) > 4:
+        last_event_ids.append(int(request.headers["Last-Event-ID"]))
+        if len(last_event_ids) > 4:
             requested_again.set()
-        outputs[len(behind) - 1](request)
+        outputs[len(last_event_ids) - 1](request)
 
-    with answering(answer) as client:
+    with client_of_server(answer) as client:
         updates = list(client.follow(JOB, 0))
     seen = [update.sequence for update in updates if isinstance(update, StreamedEvent)]
     troubles = [update.error.code for update in updates if isinstance(update, Outage)]
 
     assert seen == [1, 2, 3, 4, 5, 6]
-    assert behind == [0, 2, 2, 3, 4, 6]
+    assert last_event_ids == [0, 2, 2, 3, 4, 6]
     assert troubles == ["database.unavailable", "server.lost"]
     assert is_left_open == [False]
 
 
 @pytest.mark.requirement("M3")
-def test_a_stream_that_is_none_is_refused():
-    with answering(plain(200, "text/html", b"<html>")) as client:
+def test_a_response_that_is_not_a_stream_is_refused():
+    with client_of_server(response_with(200, "text/html", b"<html>")) as client:
         update = next(client.follow(JOB, 0))
 
     assert isinstance(update, Outage)
@@ -284,7 +294,7 @@ def endless(request: BaseHTTPRequestHandler) -> None:
         return
 
 
-def drop_by_drop(request: BaseHTTPRequestHandler) -> None:
+def slow_body(request: BaseHTTPRequestHandler) -> None:
     request.send_response(200)
     request.send_header("Content-Type", "application/json")
     request.end_headers()
@@ -296,32 +306,35 @@ def drop_by_drop(request: BaseHTTPRequestHandler) -> None:
         return
 
 
-def test_an_answer_without_end_is_cut_off(monkeypatch):
+def test_an_endless_response_is_refused(monkeypatch):
     monkeypatch.setattr("dagmaster.client.connection._MAX_RESPONSE_BYTES", 1_000_000)
-    with answering(endless) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
+    with client_of_server(endless) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
         client.job(JOB)
 
 
-def test_an_answer_that_drips_has_a_deadline():
-    with answering(drop_by_drop, timeout_seconds=0.5) as client, pytest.raises(Unavailable, match="took too long"):
+def test_a_slow_response_ends_after_the_timeout():
+    with client_of_server(slow_body, timeout_seconds=0.5) as client, pytest.raises(Unavailable, match="took too long"):
         client.job(JOB)
 
 
-def test_a_decompression_bomb_is_not_unpacked(monkeypatch):
+def test_a_response_that_is_too_large_after_decompression_is_refused(monkeypatch):
     monkeypatch.setattr("dagmaster.client.connection._MAX_RESPONSE_BYTES", 1_000_000)
     bomb = gzip.compress(b" " * 20_000_000)
-    answer = plain(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
-    with answering(answer) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
+    answer = response_with(200, "application/json", bomb, **{"Content-Encoding": "gzip"})
+    with client_of_server(answer) as client, pytest.raises(Unavailable, match="more than 1,000,000 bytes"):
         client.job(JOB)
 
 
-def test_a_packed_answer_is_understood():
+def test_a_compressed_response_is_read():
     packed = gzip.compress(json.dumps({"job": 1}).encode())
-    with answering(plain(200, "application/json", packed, **{"Content-Encoding": "gzip"})) as client:
+    with client_of_server(response_with(200, "application/json", packed, **{"Content-Encoding": "gzip"})) as client:
         assert client.job(JOB) == {"job": 1}
 
 
 @pytest.mark.parametrize("page", [{"items": [], "next": "x"}, {"items": [{"a": 1}], "next": 7}])
-def test_a_next_link_that_leads_nowhere_ends_the_paging(page):
-    with answering(as_json(page)) as client, pytest.raises(Unavailable, match="`next` of a page is not valid"):
+def test_an_invalid_next_page_is_refused(page):
+    with (
+        client_of_server(json_response(page)) as client,
+        pytest.raises(Unavailable, match="`next` of a page is not valid"),
+    ):
         client.workflows()

@@ -28,7 +28,7 @@ def output(tmp_path):
     Cluster.at(folder).remove()
 
 
-def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
+def test_the_demo_creates_a_map_and_prints_its_address(output):
     arguments = ["demo", "--size", "1024", "--tile-size", "512", "--output", str(output)]
     # Settings for other platforms do not affect the demo.
     other_folder = environment(STORAGE_FOLDER=str(output.parent / "elsewhere"), SERVING_PORT="0")
@@ -60,7 +60,7 @@ def test_a_demonstration_makes_a_map_and_says_where_it_is(output):
     assert not Cluster.at(output).folder.exists()
 
 
-def test_the_usual_demonstration_has_thirty_tiles_of_a_hundred_megapixels(tmp_path):
+def test_the_default_demo_has_100_megapixels_and_at_least_40_tiles(tmp_path):
     size, tile_size = (next(p.default for p in demo.params if p.name == name) for name in ("size", "tile_size"))
     place = from_origin(*landscape._ORIGIN, landscape.PIXEL_METRES, landscape.PIXEL_METRES)
     profile = {"driver": "GTiff", "count": 3, "dtype": "uint8", "crs": landscape.CRS, "transform": place, "tiled": True}
@@ -70,10 +70,10 @@ def test_the_usual_demonstration_has_thirty_tiles_of_a_hundred_megapixels(tmp_pa
     tiles = tiles_of(output_grid(read_facts(tmp_path / "sparse.tif"), "EPSG:4326", None), tile_size, 0)
 
     assert size * size >= 100_000_000
-    assert len(tiles) >= 40  # a few are without data, beside the footprint
+    assert len(tiles) >= 40  # some have no data, because they are outside the footprint
 
 
-def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made(output):
+def test_ctrl_c_while_the_demo_starts_removes_its_data(output):
     process = start("demo", "--size", "1024", "--output", str(output))
     server = eventually(lambda: Cluster.at(output).server_pid(), 60)
     everything = {server, *descendants(process.pid)}
@@ -87,7 +87,7 @@ def test_ctrl_c_while_a_demonstration_starts_removes_what_it_made(output):
     assert not output.exists()
 
 
-def test_a_database_whose_folder_was_deleted_is_not_taken_for_a_new_one(output):
+def test_the_database_of_a_deleted_output_folder_is_removed(output):
     left = replace(Cluster.at(output), folder=output.parent / "elsewhere")
     (left.folder / "data").mkdir(parents=True)
 
@@ -96,7 +96,7 @@ def test_a_database_whose_folder_was_deleted_is_not_taken_for_a_new_one(output):
     assert not left.folder.exists()
 
 
-def test_a_folder_with_other_files_is_left_alone(output):
+def test_a_folder_with_other_files_is_not_changed(output):
     output.mkdir()
     (output / "thesis.txt").write_text("years of work")
 

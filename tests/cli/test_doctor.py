@@ -1,4 +1,4 @@
-"""`dagmaster doctor` finds what is wrong and says how to fix it, and works where nothing else does."""
+"""`dagmaster doctor` reports problems with their fixes, and also works without a platform or database."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ OK, WARNING, PROBLEM, SKIPPED = FindingLevel.OK, FindingLevel.WARNING, FindingLe
 def by_check(result) -> dict[str, list[Judgement]]:
     checks: dict[str, list[Judgement]] = {}
     for finding in result.json["findings"]:
-        judgement = Judgement(FindingLevel(finding["level"]), finding["found"], finding["fix"])
+        judgement = Judgement(FindingLevel(finding["level"]), finding["observation"], finding["fix"])
         checks.setdefault(finding["check"], []).append(judgement)
     return checks
 
@@ -51,12 +51,12 @@ DATABASE_CHECKS = {
 
 @pytest.fixture
 def free_ports(monkeypatch):
-    """Other tests of this machine may hold the usual ones."""
+    """Use any free ports, because other tests on this machine may use the default ones."""
     for name in ("API_PORT", "HEALTH_PORT"):
         monkeypatch.setenv(name, "0")
 
 
-def test_it_works_where_nothing_runs(dagmaster, free_ports):
+def test_the_doctor_works_without_a_platform(dagmaster, free_ports):
     result = dagmaster("doctor", "--json")
     checks = by_check(result)
 
@@ -68,7 +68,7 @@ def test_it_works_where_nothing_runs(dagmaster, free_ports):
     assert levels(checks["postgres-programs"]) == levels(checks["data-folder"]) == levels(checks["workflows"]) == [OK]
 
 
-def test_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
+def test_the_doctor_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
     for name, value in {"TASK_LEASE_SEC": "nan", "HEARTBEAT_INTERVAL_SEC": "90", "DAGMASTER_DATTA": "x"}.items():
         monkeypatch.setenv(name, value)
 
@@ -89,7 +89,7 @@ def test_it_works_with_invalid_settings(dagmaster, free_ports, monkeypatch):
         ("postgresql://me:hunter2@nowhere.invalid/db", "failed to resolve host"),
     ],
 )
-def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch, address, expected_text):
+def test_the_doctor_works_if_the_database_is_unreachable(dagmaster, free_ports, monkeypatch, address, expected_text):
     monkeypatch.setenv("DATABASE_URL", address)
 
     result = dagmaster("doctor", "--json")
@@ -102,7 +102,7 @@ def test_it_works_where_the_database_is_down(dagmaster, free_ports, monkeypatch,
     assert "hunter2" not in result.out + result.err
 
 
-def test_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports, monkeypatch):
+def test_a_server_that_never_responds_is_reported_after_a_timeout(dagmaster, free_ports, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
         begun = time.monotonic()
@@ -113,7 +113,7 @@ def test_a_server_that_never_answers_is_not_waited_for(dagmaster, free_ports, mo
     assert time.monotonic() - begun < 20
 
 
-def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, monkeypatch, empty_database):
+def test_the_fix_for_a_missing_schema_is_to_deploy_it(dagmaster, free_ports, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     result = dagmaster("doctor", "--json")
@@ -121,10 +121,10 @@ def test_a_database_without_the_schema_is_to_be_deployed(dagmaster, free_ports, 
 
     assert result.code == 1
     assert [finding.fix for finding in checks["schema"]] == ["run `dagmaster db deploy`"]
-    # A busy machine may be slow to answer, which is a warning.
+    # A busy machine may respond slowly, which is a warning.
     assert all(levels(checks[name]) in ([OK], [WARNING]) for name in ("postgres", "listen", "clock"))
     assert levels(checks["instances"]) == [SKIPPED]
-    # The server of these tests has given up durability.
+    # The server of these tests runs without durability.
     assert {finding.observation.split()[0] for finding in checks["postgres-settings"]} == {
         "fsync",
         "full_page_writes",
@@ -165,7 +165,7 @@ def add_instance(connection, table: str, version: str, silent_seconds: float) ->
     )
 
 
-def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, database):
+def test_the_fix_for_an_older_schema_is_to_migrate_it(dagmaster, free_ports, monkeypatch, database):
     monkeypatch.setenv("DATABASE_URL", database)
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
@@ -177,7 +177,7 @@ def test_an_older_schema_is_to_be_migrated(dagmaster, free_ports, monkeypatch, d
     assert "dagmaster db migrate" in finding.fix
 
 
-def test_it_checks_the_database_where_the_data_folder_cannot_be_used(
+def test_the_database_is_checked_even_if_the_data_folder_cannot_be_used(
     dagmaster, free_ports, monkeypatch, database, tmp_path
 ):
     monkeypatch.setenv("DATABASE_URL", database)
@@ -201,7 +201,7 @@ def test_a_read_only_database_is_reported_as_read_only(dagmaster, free_ports, mo
     assert "default_transaction_read_only is on" in finding.observation
 
 
-def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_ports, monkeypatch, cluster, database):
+def test_the_suggested_grants_are_sufficient(dagmaster, free_ports, monkeypatch, cluster, database):
     """After the suggested fix, no rights are missing."""
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS plain")
@@ -223,7 +223,7 @@ def test_the_rights_that_it_names_are_the_ones_that_are_needed(dagmaster, free_p
 
 
 @pytest.mark.alone
-def test_a_notification_that_is_lost_on_the_way_is_noticed(cluster, database):
+def test_lost_notifications_are_detected(cluster, database):
     """A pooler that gives each transaction another connection loses notifications."""
     assert server.notify_seconds(database) < 1
 
@@ -256,18 +256,18 @@ def _serve(listening: socket.socket, server_socket: str) -> None:
             client, _ = listening.accept()
             server = socket.socket(socket.AF_UNIX)
             server.connect(server_socket)
-            for target, arguments in ((_pass_on, (client, server)), (_pass_on_most, (server, client))):
+            for target, arguments in ((_forward, (client, server)), (_forward_without_notifications, (server, client))):
                 threading.Thread(target=target, args=arguments, daemon=True).start()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket) -> None:
+def _forward(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while data := source.recv(65536):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
 
 
-def _pass_on_most(source: socket.socket, sink: socket.socket) -> None:
+def _forward_without_notifications(source: socket.socket, sink: socket.socket) -> None:
     with contextlib.suppress(OSError, struct.error), source.makefile("rb") as stream:
         while head := stream.read(5):
             body = stream.read(struct.unpack("!I", head[1:])[0] - 4)
@@ -276,14 +276,14 @@ def _pass_on_most(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_clock_that_is_off_is_measured(database):
+def test_the_offset_of_the_clock_is_measured(database):
     right, late = server.clock(database), server.clock(database, now=lambda: time.time() - 100)
 
     assert abs(right.offset_seconds) <= right.uncertainty_seconds + 0.05
     assert late.offset_seconds == pytest.approx(100, abs=0.5)
 
 
-def test_a_transaction_that_was_left_open_is_reported(database):
+def test_an_open_transaction_is_reported(database):
     with psycopg.connect(database, application_name="forgotten") as connection:
         connection.execute("SELECT 1")
         oldest = server.row(database, "doctor_oldest_transaction")
@@ -305,32 +305,32 @@ def test_settings_are_those_of_the_server_and_not_of_the_session(database):
 
 
 def test_ports_in_use_are_reported(dagmaster, monkeypatch):
-    # Two, since the checks run side by side and each tries its port.
-    with socket.create_server(("127.0.0.1", 0)) as stranger, socket.create_server(("127.0.0.1", 0)) as other:
-        monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
+    # Two ports, because the checks run concurrently and each binds its port.
+    with socket.create_server(("127.0.0.1", 0)) as other_program, socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setenv("API_PORT", str(other_program.getsockname()[1]))
         monkeypatch.setenv("HEALTH_PORT", str(other.getsockname()[1]))
-        stranger.close()
+        other_program.close()
         other.close()
         free = by_check(dagmaster("doctor", "--json"))
 
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        monkeypatch.setenv("API_PORT", str(stranger.getsockname()[1]))
-        monkeypatch.setenv("HEALTH_PORT", str(stranger.getsockname()[1]))
-        hang_up = threading.Thread(target=_hang_up, args=(stranger,), daemon=True)
-        hang_up.start()
+    with socket.create_server(("127.0.0.1", 0)) as other_program:
+        monkeypatch.setenv("API_PORT", str(other_program.getsockname()[1]))
+        monkeypatch.setenv("HEALTH_PORT", str(other_program.getsockname()[1]))
+        closing = threading.Thread(target=_close_connections, args=(other_program,), daemon=True)
+        closing.start()
         taken = by_check(dagmaster("doctor", "--json"))
 
     assert levels(free["api-port"]) == levels(free["health-port"]) == [OK]
     assert (levels(taken["api-port"]), levels(taken["health-port"])) == ([PROBLEM], [WARNING])
 
 
-def _hang_up(listening: socket.socket) -> None:
+def _close_connections(listening: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while True:
             listening.accept()[0].close()
 
 
-def test_files_that_others_can_read_or_that_block_a_folder_are_reported(dagmaster, free_ports, tmp_path):
+def test_files_that_others_can_read_and_files_in_place_of_a_folder_are_reported(dagmaster, free_ports, tmp_path):
     folder = tmp_path / "open"
     folder.mkdir()
     (folder / "platform.json").write_text("{}")
@@ -380,8 +380,8 @@ def test_a_running_platform_is_healthy(on_platform, platform, free_ports):
     assert __version__ in checks["api"][0].observation
 
 
-def test_silence_is_measured_as_the_running_platform_does(on_platform, platform, free_ports):
-    """`up` takes an instance for dead within seconds, others within a minute."""
+def test_the_doctor_uses_the_heartbeat_threshold_of_the_running_platform(on_platform, platform, free_ports):
+    """`up` treats an instance as dead after seconds, other platforms after a minute."""
     with psycopg.connect(platform.facts["database_url"], autocommit=True) as connection:
         add_instance(connection, "orchestrators", __version__, 20)
 
@@ -392,10 +392,10 @@ def test_silence_is_measured_as_the_running_platform_does(on_platform, platform,
 
 
 def test_a_server_that_is_not_the_api_is_reported(dagmaster, free_ports):
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        threading.Thread(target=_hang_up, args=(stranger,), daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as other_program:
+        threading.Thread(target=_close_connections, args=(other_program,), daemon=True).start()
         (finding,) = by_check(
-            dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{stranger.getsockname()[1]}")
+            dagmaster("doctor", "--json", "--server", f"http://127.0.0.1:{other_program.getsockname()[1]}")
         )["api"]
 
     assert finding.level is PROBLEM

@@ -1,4 +1,4 @@
-"""What is printed about jobs that did not complete, and how they are resumed."""
+"""The output about jobs that did not complete, and how to resume them."""
 
 import asyncio
 from typing import Any
@@ -76,7 +76,7 @@ async def test_the_hint_and_the_code_of_a_failure_are_shown(database, without_pl
 
 
 @pytest.mark.requirement("E17")
-def test_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform, tmp_path):
+def test_a_partial_success_lists_missing_and_usable_outputs(on_platform, tmp_path):
     partial = written(tmp_path / "partial.yaml", PARTIAL)
 
     result = on_platform("submit", str(partial), "--wait")
@@ -95,7 +95,7 @@ def test_a_partial_success_says_what_is_missing_and_what_can_be_used(on_platform
 
 
 @pytest.mark.requirement("E14")
-def test_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
+def test_a_cancelled_job_is_shown_with_the_caller_and_the_reason(on_platform, sleepy):
     job_id = on_platform("submit", str(sleepy), "-p", "seconds=60", "--json").json["job_id"]
     on_platform("jobs", "cancel", job_id, "--reason", "wrong file")
 
@@ -106,30 +106,30 @@ def test_a_cancelled_job_says_who_cancelled_it_and_why(on_platform, sleepy):
 
 
 @pytest.mark.requirement("E15")
-def test_a_part_of_a_job_runs_once_more(on_platform, failing):
+def test_a_part_of_a_job_can_be_retried(on_platform, failing):
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
     retry = ("jobs", "retry", job_id)
 
-    would = on_platform(*retry, "--failed-children", "spread", "--dry-run")
+    dry_run = on_platform(*retry, "--failed-children", "spread", "--dry-run")
     retried = on_platform(*retry, "--node", "spread", "--reason", "again", "--wait", "--json")
     shown = on_platform("jobs", "show", job_id)
     unknown = on_platform(*retry, "--stage", "nope")
     both = on_platform(*retry, "--node", "spread", "--stage", "spread")
-    senseless = on_platform(*retry, "--node", "spread", "--dry-run", "--watch")
+    contradictory = on_platform(*retry, "--node", "spread", "--dry-run", "--watch")
 
-    assert would.code == 0, would.err
-    assert would.out.startswith(f"job {job_id} would run again:\n  3 children of spread\n")
-    assert f"dagmaster jobs retry {job_id} --failed-children spread" in would.err
+    assert dry_run.code == 0, dry_run.err
+    assert dry_run.out.startswith(f"job {job_id} would run again:\n  3 children of spread\n")
+    assert f"dagmaster jobs retry {job_id} --failed-children spread" in dry_run.err
     assert (retried.code, retried.json["status"]) == (1, "failed"), retried.err
-    assert "resumed    1 time" in shown.out
+    assert "resumed     1 time" in shown.out
     assert "s since its submission, including the time before it was resumed" in shown.out
-    assert (unknown.code, both.code, senseless.code) == (4, 2, 2)
+    assert (unknown.code, both.code, contradictory.code) == (4, 2, 2)
 
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", ["events", "logs"])
 @pytest.mark.parametrize("follow", [[], ["--follow"]])
-def test_a_node_that_does_not_exist_is_not_found(on_platform, command, follow):
+def test_an_unknown_node_is_not_found(on_platform, command, follow):
     job_id = on_platform("submit", "fan_out_test", "-p", "count=2", "--wait", "--json").json["job_id"]
 
     result = on_platform("jobs", command, job_id, "--node", "nope", *follow)
@@ -171,7 +171,7 @@ def test_a_client_that_detaches_reports_no_outcome(on_platform, failing, monkeyp
 
 
 @pytest.mark.requirement("E16")
-def test_a_failed_submission_repeated_offers_both_ways_on(on_platform, failing):
+def test_repeating_a_failed_submission_suggests_resume_and_force(on_platform, failing):
     submit = ("submit", str(failing), "--idempotency-key", "offers")
     on_platform(*submit, "--wait")
 

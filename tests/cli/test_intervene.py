@@ -17,7 +17,7 @@ from tests.cli.conftest import written
 from tests.cli.processes import eventually, start
 from tests.engine.harness import engine, workflow
 
-TALKATIVE = """
+LOGGING = """
     workflow_id: talkative
     nodes:
       start: {type: start, next: spread}
@@ -50,23 +50,23 @@ def running(dagmaster, job_id: str) -> bool:
 
 
 def submitted(dagmaster, *arguments: str) -> str:
-    """A job that runs."""
+    """Submit a job and wait until it runs."""
     job_id = dagmaster("submit", *arguments, "--json").json["job_id"]
     eventually(lambda: running(dagmaster, job_id))
     return job_id
 
 
 @pytest.mark.requirement("E14")
-def test_a_cancel_names_the_worker_that_stopped_the_handler_and_a_resume_continues(on_platform, sleepy):
+def test_a_cancel_names_the_worker_and_a_cancelled_job_can_be_resumed(on_platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=6")
     early = on_platform("jobs", "resume", job_id, "--dry-run")
     cancelled = on_platform("jobs", "cancel", job_id, "--reason", "wrong file")
     again = on_platform("jobs", "cancel", job_id)
     shown = on_platform("jobs", "show", job_id)
-    would = on_platform("jobs", "resume", job_id, "--dry-run")
+    dry_run = on_platform("jobs", "resume", job_id, "--dry-run")
     as_json = on_platform("jobs", "resume", job_id, "--dry-run", "--json").json
     resumed = on_platform("jobs", "resume", job_id, "--watch")
-    over = on_platform("jobs", "resume", job_id)
+    completed = on_platform("jobs", "resume", job_id)
 
     assert early.code == 4
     assert cancelled.code == 0, cancelled.err
@@ -75,14 +75,14 @@ def test_a_cancel_names_the_worker_that_stopped_the_handler_and_a_resume_continu
     assert f"job {job_id} is cancelled\n" in cancelled.out
     assert again.code == 0
     assert again.out.endswith(f"job {job_id} is cancelled\n")
-    assert "stopped    cancellation requested by local: wrong file" in shown.out
+    assert "stopped     cancellation requested by local: wrong file" in shown.out
     assert f"dagmaster jobs resume {job_id}" in shown.out
-    assert would.out == f"job {job_id} would run again:\n  nap\n  end\n"
+    assert dry_run.out == f"job {job_id} would run again:\n  nap\n  end\n"
     assert (as_json["status"], as_json["nodes"]) == ("dry_run", ["nap", "end"])
     assert resumed.code == 0, resumed.err
     assert "runs again:" in resumed.err
     assert '"slept_seconds": 6' in resumed.out
-    assert over.code == 4
+    assert completed.code == 4
 
 
 @pytest.mark.requirement("E15")
@@ -90,20 +90,20 @@ def test_a_resume_counts_the_children_and_reports_the_outcome(on_platform, faili
     job_id = on_platform("submit", str(failing), "--wait", "--json").json["job_id"]
 
     failed = on_platform("jobs", "show", job_id)
-    would = on_platform("jobs", "resume", job_id, "--dry-run")
+    dry_run = on_platform("jobs", "resume", job_id, "--dry-run")
     resumed = on_platform("jobs", "resume", job_id, "--wait", "--json")
-    senseless = on_platform("jobs", "resume", job_id, "--dry-run", "--wait")
+    contradictory = on_platform("jobs", "resume", job_id, "--dry-run", "--wait")
 
     assert f"hint: run the missing nodes with: dagmaster jobs resume {job_id}" in failed.out
-    assert "  3 children of spread\n" in would.out
+    assert "  3 children of spread\n" in dry_run.out
     assert resumed.code == 1
     assert (resumed.json["job_id"], resumed.json["status"]) == (job_id, "failed")
     assert on_platform("jobs", "show", job_id, "--json").json["job"]["resume_count"] == 1
-    assert senseless.code == 2
+    assert contradictory.code == 2
 
 
 @pytest.mark.requirement("E14")
-def test_ctrl_c_ends_the_waiting_and_not_the_cancel(on_platform, platform, sleepy_process):
+def test_ctrl_c_ends_the_wait_but_not_the_cancellation(on_platform, platform, sleepy_process):
     """A handler that ignores the request is killed after its grace period; --wait returns earlier."""
     job_id = submitted(on_platform, str(sleepy_process), "-p", "seconds=60")
     waiting = start("jobs", "cancel", job_id, "--wait", "60", DAGMASTER_URL=platform.facts["api_url"])
@@ -160,7 +160,7 @@ def test_replaying_a_given_up_task_resumes_its_job(on_platform, server, failing)
 
 
 def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float]]:
-    """The first two progress lines for a person and for a program that watch. Then the job is cancelled."""
+    """The first two progress lines of `jobs watch`, as text and as JSON. Then the job is cancelled."""
     person = start("jobs", "watch", job_id, DAGMASTER_URL=url)
     program = start("jobs", "watch", job_id, "--json", DAGMASTER_URL=url)
     lines = list(islice((line for line in person.stdout if "%" in line), 2))
@@ -174,7 +174,7 @@ def progress_of(dagmaster, url: str, job_id: str) -> tuple[list[str], list[float
 
 
 @pytest.mark.requirement("E23")
-def test_a_watcher_sees_the_progress_of_an_async_handler(on_platform, platform, sleepy):
+def test_the_progress_of_an_async_handler_can_be_watched(on_platform, platform, sleepy):
     job_id = submitted(on_platform, str(sleepy), "-p", "seconds=60")
 
     lines, (first, second) = progress_of(on_platform, platform.facts["api_url"], job_id)
@@ -184,7 +184,7 @@ def test_a_watcher_sees_the_progress_of_an_async_handler(on_platform, platform, 
 
 
 @pytest.mark.requirement("E23")
-def test_a_watcher_sees_the_progress_of_a_plain_handler(on_platform, platform, tmp_path):
+def test_the_progress_of_a_plain_handler_can_be_watched(on_platform, platform, tmp_path):
     job_id = submitted(on_platform, str(written(tmp_path / "phased.yaml", PHASES)))
     shown = eventually(lambda: "phases_done" in (out := on_platform("jobs", "show", job_id).out) and out)
 
@@ -196,10 +196,10 @@ def test_a_watcher_sees_the_progress_of_a_plain_handler(on_platform, platform, t
 
 
 @pytest.mark.requirement("H1")
-async def test_log_lines_are_read_and_followed(database, without_platform, capfd):
+async def test_log_lines_can_be_read_and_followed(database, without_platform, capfd):
     handlers = [Registration("talks", "tests.cli.test_intervene:talks")]
     async with engine(database, handlers=handlers) as engine_running:
-        job_id = str(await engine_running.submit(workflow(TALKATIVE)))
+        job_id = str(await engine_running.submit(workflow(LOGGING)))
         async with served(app_of(database, engine_running)) as server:
 
             async def logs_of(*arguments: str) -> str:
@@ -210,8 +210,8 @@ async def test_log_lines_are_read_and_followed(database, without_platform, capfd
             followed = await asyncio.wait_for(logs_of("--follow"), 20)
             everything = await logs_of()
             one = json.loads(await logs_of("--node", "spread__1", "--attempt", "1", "--json"))
-            some = json.loads(await logs_of("--limit", "1", "--json"))
-            more = json.loads(await logs_of("--after", some["next"], "--json"))
+            first_page = json.loads(await logs_of("--limit", "1", "--json"))
+            next_page = json.loads(await logs_of("--after", first_page["next"], "--json"))
 
     lines = everything.splitlines()
     assert [line.split("  ", 1)[1] for line in lines] == [
@@ -222,4 +222,4 @@ async def test_log_lines_are_read_and_followed(database, without_platform, capfd
     ]
     assert sorted(followed.splitlines()) == sorted(lines)
     assert [line["number"] for line in one["lines"]] == [1, 2]
-    assert len(some["lines"] + more["lines"]) == 4
+    assert len(first_page["lines"] + next_page["lines"]) == 4

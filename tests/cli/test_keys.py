@@ -1,4 +1,4 @@
-"""Keys on the command line: the first one, those that it creates, and the login that stores one."""
+"""Keys on the command line: the first key, keys created with it, and `login`, which stores a key."""
 
 import json
 import stat
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.requirement("X1")
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory):
+def protected_platform(tmp_path_factory):
     """A platform with authentication, and the environment of its user."""
     folder = tmp_path_factory.mktemp("guarded")
     credentials = folder / "config/credentials.json"
@@ -23,9 +23,9 @@ def guarded(tmp_path_factory):
 
 
 @pytest.fixture
-def as_user(guarded, tmp_path):
+def as_user(protected_platform, tmp_path):
     """Commands of another user, who has stored no key yet."""
-    platform, _ = guarded
+    platform, _ = protected_platform
 
     def run(*arguments, key=None, standard_input=None):
         variables = {"DAGMASTER_URL": platform.facts["api_url"], "DAGMASTER_CREDENTIALS": str(tmp_path / "mine.json")}
@@ -37,14 +37,14 @@ def as_user(guarded, tmp_path):
 
 
 @pytest.fixture
-def admin_key(guarded):
-    _, credentials = guarded
+def admin_key(protected_platform):
+    _, credentials = protected_platform
     (key,) = json.loads(credentials.read_text()).values()
     return key
 
 
-def test_the_first_key_is_created_at_the_first_start_and_stored_for_this_user(guarded):
-    platform, credentials = guarded
+def test_the_first_key_is_created_at_the_first_start_and_stored_for_this_user(protected_platform):
+    platform, credentials = protected_platform
 
     listed = call(
         "keys", "ls", "--json", "--data", platform.facts["data_folder"], DAGMASTER_CREDENTIALS=str(credentials)
@@ -56,7 +56,7 @@ def test_the_first_key_is_created_at_the_first_start_and_stored_for_this_user(gu
     assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
 
 
-def test_without_a_key_a_command_is_refused_and_says_what_to_do(as_user):
+def test_a_command_without_a_key_is_refused_with_a_hint(as_user):
     refused = as_user("jobs", "ls")
 
     assert refused.returncode == 3
@@ -98,7 +98,7 @@ def test_a_key_of_a_platform_needs_its_platform(as_user, admin_key):
     assert "it is not shown again" in created.stderr
 
 
-def test_a_login_stores_the_key_for_this_platform_only_and_a_logout_forgets_it(as_user, admin_key, tmp_path):
+def test_login_stores_the_key_for_this_platform_only_and_logout_removes_it(as_user, admin_key, tmp_path):
     wrong = as_user("login", standard_input="dgm_aaaaaaaaaaaa_" + "b" * 43 + "\n")
     empty = as_user("login", standard_input="\n")
     login = as_user("login", standard_input=f"{admin_key}\n")
@@ -128,8 +128,8 @@ def test_a_login_stores_the_key_for_this_platform_only_and_a_logout_forgets_it(a
     assert after.returncode == 3
 
 
-def test_an_administrator_of_the_database_creates_a_key_without_another_key(guarded, tmp_path):
-    platform, _ = guarded
+def test_an_administrator_of_the_database_creates_a_key_without_another_key(protected_platform, tmp_path):
+    platform, _ = protected_platform
     variables = {"DAGMASTER_CREDENTIALS": str(tmp_path / "none.json")}
     data = ("--data", platform.facts["data_folder"])
 

@@ -1,4 +1,4 @@
-"""What is drawn while a job runs, from made-up snapshots."""
+"""The display of a running job, drawn from invented snapshots."""
 
 import io
 from datetime import UTC, datetime, timedelta
@@ -65,14 +65,14 @@ def listed(*jobs: JobSummary, width: int) -> list[str]:
     return console.file.getvalue().splitlines()
 
 
-def test_a_fan_out_is_one_line_with_its_counts():
+def test_a_fan_out_is_shown_as_one_line_with_its_counts():
     node = a_fan_out()
 
     assert counts_of(node) == "38/100 done, 8 running, 3 retrying, 49 waiting, 2 failed"
     assert "38/100 done" in drawn(a_job(node))
 
 
-def test_a_retry_says_when_and_why():
+def test_a_retry_is_shown_with_its_time_and_reason():
     node = a_node(
         "n0", "ready", retry_count=2, max_retries=5, error_message="HTTP 503", not_before=NOW + timedelta(seconds=39)
     )
@@ -82,7 +82,7 @@ def test_a_retry_says_when_and_why():
     assert "retry 2 of 5 in 38.0 s; HTTP 503" in text
 
 
-def test_what_was_lost_is_no_retry():
+def test_losses_are_shown_separately_from_retries():
     lost = a_node("n0", "ready", loss_count=1, max_retries=3, not_before=NOW + timedelta(seconds=1.4))
     both = a_node("n1", "running", loss_count=2, retry_count=1, max_retries=3)
 
@@ -92,20 +92,20 @@ def test_what_was_lost_is_no_retry():
     assert "1 of 3 retries, lost 2 times" in text
 
 
-def test_a_cancelled_fan_out_waits_for_nothing():
+def test_a_cancelled_fan_out_has_no_waiting_children():
     node = a_fan_out("cancelled", running=0, cancelled=11)
 
     assert counts_of(node) == "38/100 done, 2 failed, 11 cancelled"
 
 
-def test_a_failure_without_an_attempt_names_none():
+def test_a_failure_without_an_attempt_is_shown_without_a_number():
     never_ran = FailedNode.model_validate(dict(a_node("n0", "failed", error_message="no such input")))
 
     assert failure_lines([never_ran]) == ["  n0: no such input"]
 
 
-def test_a_job_is_never_younger_than_it_took():
-    """The date of a response has whole seconds, and may be too early."""
+def test_the_age_of_a_job_is_at_least_its_duration():
+    """The Date header of a response has whole seconds, and may be too early."""
     running, over = a_job(seconds=3.7), a_job(status="completed", seconds=3.7)
 
     pages = [JobPage({"job": {}}, detail, [], None, NOW + timedelta(seconds=2)) for detail in (running, over)]
@@ -132,7 +132,7 @@ def test_reasons_outside_the_job_are_shown_with_a_remedy():
     ]
 
 
-def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_others_are_counted():
+def test_a_small_screen_shows_failed_and_running_nodes_and_counts_the_others():
     nodes = [a_node(f"n{number}") for number in range(100)]
     nodes[77], nodes[88] = a_node("n77", "failed", error_message="broken"), a_node("n88", "running")
 
@@ -144,11 +144,11 @@ def test_on_a_small_screen_what_fails_and_runs_is_shown_and_the_others_are_count
     assert text.count("pending") < 15
 
 
-def test_what_holds_a_job_up_is_drawn_below_it():
+def test_the_reasons_why_a_job_waits_are_shown_below_it():
     assert "n0: no live worker" in drawn(a_job(a_node("n0", "dispatched")), blockers=("n0: no live worker",))
 
 
-def test_what_handlers_say_is_never_markup():
+def test_messages_of_handlers_are_not_interpreted_as_markup():
     node = a_node("n0", "failed", error_message="[red]:smile: not markup[/red]")
 
     assert "[red]:smile: not markup[/red]" in drawn(a_job(node))
@@ -161,8 +161,8 @@ def test_elapsed_time_advances_between_two_snapshots():
     assert detail.model_copy(update={"is_over": True}).later(3).seconds == 10
 
 
-class _Restless:
-    """A feed that always has news, though nothing has changed."""
+class _FeedWithoutChanges:
+    """A feed that always reports an update, although nothing has changed."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -189,8 +189,8 @@ class _Paused:
 
 
 @pytest.mark.timeout(20)
-def test_a_watcher_sees_why_a_job_makes_no_progress(monkeypatch, capsys):
-    monkeypatch.setattr("dagmaster.cli.follow.Feed", _Restless)
+def test_the_reason_why_a_job_makes_no_progress_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr("dagmaster.cli.follow.Feed", _FeedWithoutChanges)
     monkeypatch.setattr("dagmaster.cli.follow._QUIET_SECONDS", 0.3)
     state = State()
     state.client = _Paused()
@@ -229,7 +229,7 @@ A_FAILED_JOB = JobSummary(
 )
 
 
-def test_a_list_of_jobs_shows_everything_where_there_is_room():
+def test_a_wide_list_of_jobs_shows_all_columns():
     row = listed(A_FAILED_JOB, width=200)[1].split()
 
     assert row == [
@@ -248,7 +248,7 @@ def test_a_list_of_jobs_shows_everything_where_there_is_room():
     ]
 
 
-def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow():
+def test_a_narrow_list_of_jobs_shows_complete_ids():
     for width in (120, 100, 80, 60, 20):
         first = listed(A_FAILED_JOB, width=width)[1]
 
@@ -258,7 +258,7 @@ def test_a_list_of_jobs_keeps_ids_whole_where_it_is_narrow():
     assert max(map(len, listed(A_FAILED_JOB, width=80))) <= 80
 
 
-def test_a_narrow_list_of_jobs_breaks_no_names_and_leaves_no_errors_out():
+def test_a_narrow_list_of_jobs_shows_complete_names_and_errors():
     narrow = listed(
         A_FAILED_JOB, A_FAILED_JOB.model_copy(update={"workflow_id": "short", "error_message": None}), width=80
     )

@@ -1,4 +1,4 @@
-"""Local data is listed and removed, and nothing else is."""
+"""`dagmaster local` lists and removes local data, and nothing else."""
 
 import os
 
@@ -36,7 +36,7 @@ def data_folder(home, tmp_path, dagmaster):
 
 
 @pytest.mark.requirement("M3")
-def test_data_is_listed_with_sizes_and_removed_by_its_folder_or_id(dagmaster, data_folder):
+def test_data_is_listed_with_its_size_and_removed_by_folder_or_id(dagmaster, data_folder):
     identity = identity_of(data_folder)
     (listed,) = dagmaster("local", "ls", "--json").json["local"]
     text = dagmaster("local", "ls")
@@ -79,7 +79,7 @@ def test_nothing_is_removed_without_a_confirmation(dagmaster, data_folder):
 @pytest.mark.requirement("M3")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's databases are outside of the data folder")
 def test_only_databases_whose_recorded_folder_was_deleted_are_orphaned(dagmaster, data_folder, home, tmp_path):
-    (home / "0123456789ab/data").mkdir(parents=True)  # of an older version: its data folder is unknown
+    (home / "0123456789ab/data").mkdir(parents=True)  # a database of an older version, whose data folder is unknown
     data_folder.rename(tmp_path / "away")
 
     listed = {each["id"]: each["state"] for each in dagmaster("local", "ls", "--json").json["local"]}
@@ -93,7 +93,7 @@ def test_only_databases_whose_recorded_folder_was_deleted_are_orphaned(dagmaster
 
 
 @pytest.mark.requirement("M3")
-def test_data_of_another_user_says_how_to_remove_it(data_folder, monkeypatch):
+def test_the_error_for_data_of_another_user_says_how_to_remove_it(data_folder, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 

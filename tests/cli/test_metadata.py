@@ -44,7 +44,7 @@ def test_metadata_is_edited_published_and_withdrawn(cli: Dagmaster, running: Run
     assert "no layers" in empty.err
 
 
-def test_mistakes_are_named_before_anything_is_sent(cli: Dagmaster):  # noqa: F811
+def test_invalid_options_are_reported_before_anything_is_sent(cli: Dagmaster):  # noqa: F811
     mistakes = [
         (("metadata", "set", "dem"), "no change is given"),
         (("metadata", "set", "dem", "--title", "x", "--remove", "title"), "cannot be set and removed"),

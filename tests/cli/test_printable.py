@@ -1,4 +1,4 @@
-"""What is printed for people: harmless on any terminal, and no reason to crash."""
+"""Printed text is harmless on any terminal, and printing never crashes a command."""
 
 import json
 import os
@@ -31,11 +31,11 @@ pytestmark = pytest.mark.requirement("M3")
         ("half \udcff", "half \\udcff"),
     ],
 )
-def test_control_characters_are_shown_not_sent(text, shown):
+def test_control_characters_are_escaped(text, shown):
     assert neutral(text) == shown
 
 
-def test_every_text_of_an_answer_is_neutral():
+def test_control_characters_in_responses_are_escaped():
     job = {
         "job_id": str(UUID(int=1)),
         "workflow_id": "\x1b]0;title\x07",
@@ -46,7 +46,7 @@ def test_every_text_of_an_answer_is_neutral():
     assert read(JobSummary, job).workflow_id == "\\x1b]0;title\\x07"
 
 
-def test_json_means_the_same_without_control_characters():
+def test_json_output_has_the_same_value_without_control_characters():
     value = {"text": "\x1b[0m \x9b \u202e \x7f é 😀"}
 
     text = as_json(value)
@@ -56,7 +56,7 @@ def test_json_means_the_same_without_control_characters():
     assert ascii_json(text).isascii()
 
 
-def test_one_is_not_plural():
+def test_singular_and_plural_are_distinguished():
     assert (counted(1, "job"), counted(0, "job"), counted(2, "retry", "retries")) == ("1 job", "0 jobs", "2 retries")
 
 
@@ -76,7 +76,7 @@ def test_characters_that_an_encoding_lacks_are_replaced_by_similar_ones(tmp_path
 
     assert result.returncode == as_data.returncode == 2
     assert b"...+" in result.stdout
-    assert "…✔é" in json.loads(as_data.stdout)["files"][0]["said"]
+    assert "…✔é" in json.loads(as_data.stdout)["files"][0]["message"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["workflows", "validate", "/nowhere"], ["completion", "bash"]])
@@ -100,7 +100,7 @@ def test_an_error_that_cannot_be_printed_keeps_the_exit_code():
     assert done.returncode == 2
 
 
-def test_arguments_that_are_not_utf_8_are_refused():
+def test_arguments_that_are_not_utf8_are_refused():
     result = run("submit", os.fsencode("h") + b"\xff")
 
     assert result.returncode == 2

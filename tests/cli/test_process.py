@@ -59,7 +59,7 @@ def on_maps(dagmaster, maps, monkeypatch):
 
 @pytest.fixture(scope="module")
 def first(maps, scene):
-    """What was answered when the scene was processed for the first time."""
+    """The result of processing the scene for the first time."""
     done = call("process", str(scene), *METADATA_OPTIONS, "--json", "--data", maps.facts["data_folder"])
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -85,7 +85,7 @@ def test_a_file_becomes_cogs_a_catalogued_dataset_and_tiles(first, maps):
 
 
 @pytest.mark.requirement("M3", "A4")
-def test_the_same_again_answers_with_the_same_job_and_force_with_a_new_revision(on_maps, scene):
+def test_repeating_the_command_returns_the_same_job_and_force_creates_a_revision(on_maps, scene):
     arguments = ("process", str(scene), "--dataset", "again", "--json")
     new, same, forced = on_maps(*arguments), on_maps(*arguments), on_maps(*arguments, "--force")
     known = on_maps(*arguments)
@@ -100,7 +100,7 @@ def test_the_same_again_answers_with_the_same_job_and_force_with_a_new_revision(
 
 
 @pytest.mark.requirement("R2")
-def test_warnings_that_needed_every_pixel_are_printed_after_the_job(capsys):
+def test_warnings_of_the_processing_are_printed_after_the_job(capsys):
     warning = {"severity": "warn", "advice": "another target_crs may help", "stage": "processing", "places": []}
     tiles = {"count": 9, "places": ["r000c000.tif", "r000c001.tif", "r000c002.tif", "r000c003.tif"]}
     findings = [
@@ -124,7 +124,7 @@ def test_warnings_that_needed_every_pixel_are_printed_after_the_job(capsys):
 
 
 @pytest.mark.requirement("R2")
-def test_a_job_prints_what_it_found_in_the_pixels(on_maps, tmp_path):
+def test_findings_about_pixels_are_printed_after_the_job(on_maps, tmp_path):
     values = np.linspace(0, 100, 90_000, dtype="float32").reshape(300, 300)
     values[150, 150] = np.inf
     path = tmp_path / "infinite.tif"
@@ -172,7 +172,7 @@ def test_a_result_to_review_is_not_on_the_map_until_it_is_approved(on_maps, scen
 
 
 @pytest.mark.requirement("M3", "A3", "A4")
-def test_other_data_is_a_revision_and_a_label_is_a_version(on_maps, maps, scene, tmp_path):
+def test_other_data_creates_a_revision_and_a_label_creates_a_version(on_maps, maps, scene, tmp_path):
     other = tmp_path / "growing.tif"
     shutil.copy(scene, other)
     first = on_maps("process", str(other), "--json").json
@@ -228,7 +228,7 @@ def test_a_job_that_was_cancelled_is_resumed_and_then_approved(on_maps, scene):
 
 
 @pytest.mark.requirement("M3")
-def test_outputs_that_were_deleted_are_made_again(on_maps, scene):
+def test_deleted_outputs_are_created_again(on_maps, scene):
     arguments = ("process", str(scene), "--dataset", "gone")
     before = on_maps(*arguments, "--json").json
     shutil.rmtree(before["cogs"]["folder"])
@@ -243,7 +243,7 @@ def test_outputs_that_were_deleted_are_made_again(on_maps, scene):
 
 @pytest.mark.parametrize("missing", ["mosaics", "stac", "cogs"])
 @pytest.mark.parametrize("blob", ["blob_path", "mosaic_blob"])
-def test_every_promised_output_is_verified(tmp_path, missing, blob):
+def test_a_result_is_complete_only_if_all_outputs_exist(tmp_path, missing, blob):
     storage, edition = open_storage(Settings(STORAGE_FOLDER=str(tmp_path))), Edition("tiled")
     result = {blob: edition.mosaic(), "total_tiles": 2}
     names = [edition.mosaic(), edition.stac("collection.json"), edition.cog("a.tif"), edition.cog("b.tif")]
@@ -277,7 +277,7 @@ class TestPortOfMaps:
 
 
 @pytest.mark.requirement("M3")
-def test_people_see_progress_and_where_everything_is(on_maps, scene):
+def test_the_output_shows_progress_and_the_addresses_of_all_results(on_maps, scene):
     arguments = ("--workflow", "process_large_raster", "--tile-size", "512", "--dataset", "tiled")
 
     done = on_maps("process", str(scene), *arguments)
@@ -294,7 +294,7 @@ def test_people_see_progress_and_where_everything_is(on_maps, scene):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.usefixtures("first")
-def test_another_file_of_the_same_name_gets_a_blob_of_its_own(on_maps, maps, scene, tmp_path):
+def test_another_file_with_the_same_name_gets_its_own_blob(on_maps, maps, scene, tmp_path):
     other = tmp_path / scene.name
     make_landscape(other, 1024, seed=5)
 
@@ -311,7 +311,7 @@ def test_another_file_of_the_same_name_gets_a_blob_of_its_own(on_maps, maps, sce
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("option", ["--revision", "--version-ordinal"])
-def test_numbers_are_counted_by_the_platform(dagmaster, scene, option):
+def test_options_for_numbers_of_versions_and_revisions_are_refused(dagmaster, scene, option):
     refused = dagmaster("process", str(scene), option, "2")
 
     assert refused.code == 2
@@ -322,7 +322,7 @@ def test_numbers_are_counted_by_the_platform(dagmaster, scene, option):
 
 
 @pytest.mark.requirement("M3")
-def test_polar_data_is_warned_about_the_cost_of_degrees(on_maps, tmp_path):
+def test_polar_data_in_degrees_causes_a_warning(on_maps, tmp_path):
     ice = tmp_path / "ice.tif"
     profile = {"driver": "GTiff", "width": 1500, "height": 1500, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
     with rasterio.open(ice, "w", transform=Affine(500, 0, -375_000, 0, -500, 375_000), **profile) as file:
@@ -335,7 +335,7 @@ def test_polar_data_is_warned_about_the_cost_of_degrees(on_maps, tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_a_platform_that_is_starting_is_waited_for(tmp_path):
+def test_the_command_waits_for_a_platform_that_is_starting(tmp_path):
     lines: list[str] = []
 
     def publish_soon() -> None:
@@ -365,7 +365,7 @@ def test_detaching_prints_the_job_id(on_maps, scene):
 
 
 @pytest.mark.requirement("M3")
-def test_ctrl_c_leaves_the_job_to_the_platform(maps, scene):
+def test_the_job_continues_after_ctrl_c(maps, scene):
     process = start("process", str(scene), "--dataset", "interrupted", "--data", maps.facts["data_folder"])
     eventually(lambda: "job " in process.stdout.readline(), 40)
 
@@ -387,7 +387,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_without_a_platform_one_is_started_and_the_next_one_continues_an_interrupted_job(folder, scene):
+def test_a_platform_is_started_if_none_runs_and_continues_an_interrupted_job(folder, scene):
     arguments = ("process", str(scene), "--data", str(folder))
     process = start(*arguments, "--workflow", "process_large_raster", "--tile-size", "512")
     eventually(lambda: "job running" in process.stdout.readline(), 60)
@@ -407,7 +407,7 @@ def test_without_a_platform_one_is_started_and_the_next_one_continues_an_interru
     assert "this file is already being processed; watching its job" in done.stderr
     assert "no preview: no map server is running" in done.stderr
     assert f"COGs     {folder}/storage/silver/silver/cogs/my-scene/v0/r1" in done.stdout
-    assert done.stdout.endswith(f"the files stay. Serve it with:\n  dagmaster up --data {folder}\n")
+    assert done.stdout.endswith(f"the files stay. Serve the results with:\n  dagmaster up --data {folder}\n")
 
 
 @pytest.mark.requirement("M3")
@@ -440,7 +440,7 @@ def test_a_text_file_is_reported_as_text(dagmaster, tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_doubtful_input_is_warned_about_and_processed(on_maps, scene, tmp_path):
+def test_doubtful_input_is_processed_with_a_warning(on_maps, scene, tmp_path):
     shifted = tmp_path / "doubtful.tif"
     with rasterio.open(scene) as source:
         profile = {**source.profile, "tiled": False, "nodata": None}
@@ -456,7 +456,7 @@ def test_doubtful_input_is_warned_about_and_processed(on_maps, scene, tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_advice_names_options(dagmaster, scene, tmp_path):
+def test_advice_names_options_of_the_command(dagmaster, scene, tmp_path):
     unplaced = tmp_path / "unplaced.tif"
     with rasterio.open(scene) as source, rasterio.open(unplaced, "w", **{**source.profile, "crs": None}) as file:
         file.write(source.read())
@@ -468,8 +468,8 @@ def test_advice_names_options(dagmaster, scene, tmp_path):
 
 
 @pytest.fixture
-def at_files(scene, tmp_path, monkeypatch):
-    """In a folder with a good file and bad ones."""
+def folder_of_files(scene, tmp_path, monkeypatch):
+    """The current folder, with a valid file and invalid ones."""
     shutil.copy(scene, tmp_path / "scene.tif")
     shutil.copy(scene, tmp_path / "日本.tif")
     (tmp_path / "folder").mkdir()
@@ -511,15 +511,15 @@ def at_files(scene, tmp_path, monkeypatch):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_made(dagmaster, at_files, arguments, code, message):
+def test_invalid_arguments_are_refused_before_anything_is_created(dagmaster, folder_of_files, arguments, code, message):
     result = dagmaster("process", *arguments)
 
     assert result.code == code
     assert message in result.err.splitlines()[0]
-    assert not (at_files / "data").exists()
+    assert not (folder_of_files / "data").exists()
 
 
-def test_a_platform_reports_where_it_stores_objects(tmp_path):
+def test_the_storage_of_the_running_platform_is_used(tmp_path):
     theirs = Settings(BRONZE_FOLDER=str(tmp_path / "raw"), SILVER_CONTAINER="refined")
     ours = Settings(STORAGE_FOLDER=str(tmp_path / "mine"), DAGMASTER_DATA=str(tmp_path / "data"))
 
@@ -529,7 +529,7 @@ def test_a_platform_reports_where_it_stores_objects(tmp_path):
     assert seen.gdal_path(seen.location("x", zone=Zone.SILVER)) == str(tmp_path / "data/storage/silver/refined/x")
 
 
-def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
+def test_the_map_url_of_a_restarted_platform_is_read_again(tmp_path):
     before, now = (RunningPlatform("", 1, "", maps_url=f"http://127.0.0.1:{port}") for port in (8001, 8002))
 
     with hold(tmp_path):
@@ -538,7 +538,7 @@ def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
         publish(tmp_path, now)
         assert process._maps_of(tmp_path, before) == now.maps_url
 
-    assert process._maps_of(tmp_path, before) == before.maps_url  # it has stopped
+    assert process._maps_of(tmp_path, before) == before.maps_url  # the platform has stopped
 
 
 @pytest.mark.parametrize(
@@ -550,7 +550,7 @@ def test_a_platform_that_came_back_is_asked_where_it_serves_maps_now(tmp_path):
         ({"TIFFTAG_DATETIME": "2019:05:01 10:00:00"}, None, 1, False),
     ],
 )
-def test_a_date_that_was_not_given_is_warned_about(scene, tags, date, revision, is_expected):
+def test_a_missing_date_causes_a_warning(scene, tags, date, revision, is_expected):
     file = shutil.copy(scene, scene.with_name("undated.tif"))
     with rasterio.open(file, "r+") as dataset:
         dataset.update_tags(**tags)
@@ -609,9 +609,9 @@ def test_a_folder_becomes_one_collection_with_its_description(on_maps, halves):
 
 
 @pytest.mark.requirement("M3")
-def test_every_unfit_file_of_a_collection_is_named(dagmaster, at_files):
+def test_all_unfit_files_of_a_collection_are_listed(dagmaster, folder_of_files):
     for name in ("one.tif", "two.tif"):
-        (at_files / name).write_bytes((at_files / "scene.tif").read_bytes()[:5000])
+        (folder_of_files / name).write_bytes((folder_of_files / "scene.tif").read_bytes()[:5000])
 
     result = dagmaster("process", "one.tif", "scene.tif", "two.tif")
     as_json = dagmaster("process", "one.tif", "scene.tif", "two.tif", "--json")
@@ -624,11 +624,11 @@ def test_every_unfit_file_of_a_collection_is_named(dagmaster, at_files):
     assert verdicts == {"one.tif": "reject", "scene.tif": verdicts["scene.tif"], "two.tif": "reject"}
     assert "the files differ in their bands (3 × uint8: scene.tif; 1 × float32: dem.tif)" in mixed.err
     assert "valid" not in mixed.out
-    assert not (at_files / "data").exists()
+    assert not (folder_of_files / "data").exists()
 
 
 @pytest.mark.requirement("M3")
-def test_files_of_very_different_resolutions_are_refused_before_anything_is_made(dagmaster, at_files):
+def test_files_of_very_different_resolutions_are_refused_before_anything_is_created(dagmaster, folder_of_files):
     profile = {"driver": "GTiff", "width": 900, "height": 900, "count": 1, "dtype": "float32", "crs": "EPSG:32632"}
     with rasterio.open("fine.tif", "w", transform=Affine(0.1, 0, 5e5, 0, -0.1, 5e6), **profile) as file:
         file.write(np.linspace(0, 900, 900 * 900, dtype="float32").reshape(1, 900, 900))
@@ -637,7 +637,7 @@ def test_files_of_very_different_resolutions_are_refused_before_anything_is_made
 
     assert (result.code, "valid" in result.out) == (1, False)
     assert "with the pixel size of 'dem.tif', 'fine.tif': the output is " in result.err
-    assert not (at_files / "data").exists()
+    assert not (folder_of_files / "data").exists()
 
 
 @pytest.mark.requirement("M3")
@@ -656,17 +656,17 @@ def test_files_of_very_different_resolutions_are_refused_before_anything_is_made
     ],
     ids=" ".join,
 )
-def test_options_of_the_description_are_validated_before_anything_is_made(dagmaster, at_files, options, message):
+def test_metadata_options_are_validated_before_anything_is_created(dagmaster, folder_of_files, options, message):
     result = dagmaster("process", "scene.tif", *options)
 
     assert result.code == 2
     assert message in result.err.splitlines()[0]
-    assert not (at_files / "data").exists()
+    assert not (folder_of_files / "data").exists()
 
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("name", ["DATABASE_URL", "POSTGRES_HOST"])
-def test_no_platform_is_started_on_a_configured_database_unless_asked(dagmaster, at_files, monkeypatch, name):
+def test_no_platform_is_started_on_a_configured_database(dagmaster, folder_of_files, monkeypatch, name):
     monkeypatch.setenv(name, "postgresql://127.0.0.1:1/none" if name == "DATABASE_URL" else "127.0.0.1")
 
     refused = dagmaster("process", "scene.tif")
@@ -681,7 +681,7 @@ def test_no_platform_is_started_on_a_configured_database_unless_asked(dagmaster,
 
 
 @pytest.mark.requirement("M3")
-def test_a_file_is_uploaded_to_a_platform_that_is_chosen_by_its_address(dagmaster, maps, scene, monkeypatch):
+def test_a_file_is_uploaded_to_a_platform_given_by_its_url(dagmaster, maps, scene, monkeypatch):
     monkeypatch.setenv("PUBLIC_URL", maps.facts["maps_url"])
     arguments = ("process", str(scene), "--dataset", "chosen", "--json", "--server", maps.facts["api_url"])
     bronze = Path(maps.facts["data_folder"]) / "storage/bronze/bronze/local"
@@ -699,7 +699,7 @@ def test_a_file_is_uploaded_to_a_platform_that_is_chosen_by_its_address(dagmaste
 
 
 @pytest.mark.requirement("M3")
-def test_files_are_uploaded_and_listed_by_hand(dagmaster, maps, tmp_path, monkeypatch):
+def test_files_can_be_uploaded_and_listed_by_commands(dagmaster, maps, tmp_path, monkeypatch):
     monkeypatch.setenv("DAGMASTER_URL", maps.facts["api_url"])
     file = tmp_path / "by hand.tif"
     file.write_bytes(b"pixels")
@@ -707,7 +707,7 @@ def test_files_are_uploaded_and_listed_by_hand(dagmaster, maps, tmp_path, monkey
     put = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif")
     file.write_bytes(b"other pixels")
     renamed = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif", "--json")
-    refused = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif", "--refuse")
+    refused = dagmaster("uploads", "put", str(file), "--platform", "ddh", "--name", "2024/a.tif", "--fail-if-exists")
     sources = dagmaster("sources", "ls", "ddh/2024", "--json")
     table = dagmaster("sources", "ls", "ddh/2024")
     finished = dagmaster("uploads", "ls", "--state", "finished")
@@ -725,7 +725,7 @@ def test_files_are_uploaded_and_listed_by_hand(dagmaster, maps, tmp_path, monkey
 
 
 @pytest.mark.requirement("M3")
-def test_a_url_is_downloaded_validated_and_left_nowhere_if_it_is_unfit(dagmaster, at_files, monkeypatch):
+def test_a_file_downloaded_from_a_url_is_deleted_if_it_is_unfit(dagmaster, folder_of_files, monkeypatch):
     def fake(url, folder, rules, _on_progress):
         assert (url, rules.limit_bytes) == ("https://files.test/notes.tif?sig=x", 7_000_000)
         (folder / "notes.tif").write_text("these are not the pixels\n")
@@ -739,4 +739,4 @@ def test_a_url_is_downloaded_validated_and_left_nowhere_if_it_is_unfit(dagmaster
     assert result.code == 1
     assert "notes.tif: rejected" in result.out
     assert "downloading notes.tif …" in result.err
-    assert not [path for path in (at_files / "data").rglob("*") if path.is_file()]
+    assert not [path for path in (folder_of_files / "data").rglob("*") if path.is_file()]

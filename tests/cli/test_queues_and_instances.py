@@ -1,4 +1,4 @@
-"""Queues, workers, orchestrators, the janitor and the schema over the API, on this machine or from another."""
+"""Commands for queues, workers, orchestrators, the janitor and the schema, over the API."""
 
 import json
 import os
@@ -27,14 +27,14 @@ nodes:
 
 @pytest.fixture
 def over_http(dagmaster, platform, monkeypatch):
-    """Commands that know only the address of the API."""
+    """Commands that have only the URL of the API."""
     monkeypatch.setenv("DAGMASTER_URL", platform.facts["api_url"])
     return dagmaster
 
 
 @pytest.fixture
 def queued(tmp_path: Path, sleepy: Path) -> Path:
-    """Its task goes to a queue of its own."""
+    """A workflow whose task has a separate queue."""
     text = sleepy.read_text().replace("handler: sleep", "handler: sleep\n    queue: container-tasks")
     return written(tmp_path / "queued.yaml", text)
 
@@ -52,7 +52,7 @@ def test_a_platform_is_used_over_http(over_http, platform, sleepy):
 
 
 @pytest.mark.requirement("M3")
-def test_another_database_than_the_platforms_is_noticed(on_platform, monkeypatch):
+def test_a_database_other_than_that_of_the_platform_is_reported(on_platform, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/another")
 
     result = on_platform("jobs", "ls")
@@ -90,7 +90,7 @@ def test_a_broken_file_is_not_submitted(over_http, tmp_path):
 
 
 @pytest.mark.requirement("E16")
-def test_the_same_key_answers_with_the_same_job(over_http):
+def test_the_same_idempotency_key_returns_the_same_job(over_http):
     submit = ("submit", "echo_test", "--idempotency-key", "once")
 
     first = over_http(*submit, "--wait", "--json").json
@@ -107,7 +107,7 @@ def test_the_same_key_answers_with_the_same_job(over_http):
 
 
 @pytest.mark.requirement("E16")
-def test_a_job_that_failed_before_is_reported_as_failed(over_http, failing):
+def test_repeating_a_failed_submission_reports_the_failed_job(over_http, failing):
     submit = ("submit", str(failing), "--idempotency-key", "fails")
     over_http(*submit, "--wait")
 
@@ -135,18 +135,18 @@ def test_a_paused_queue_is_shown_to_a_waiting_client_and_keeps_its_limit(over_ht
     assert remedy in line
     assert f"hint: {remedy}" in shown.out
     assert "  end: waits for nap" in shown.out
-    assert "correlate  \\x1b[31mred" in shown.out
+    assert "correlation \\x1b[31mred" in shown.out
     assert "\x1b" not in shown.out
     assert (resumed["max_running"], resumed["is_paused"], lifted["max_running"]) == (2, False, None)
     assert "job completed" in output, err
     assert over_http("queues", "pause", "nothing").code == 4
     closed = over_http("queues", "limit", "container-tasks", "0")
     assert closed.code == 2
-    assert "at least 1; to stop it, run: dagmaster queues pause container-tasks" in closed.err
+    assert "at least 1; to stop the queue, run: dagmaster queues pause container-tasks" in closed.err
 
 
 @pytest.mark.requirement("M3")
-def test_instances_are_listed_with_what_they_offer_and_run(over_http, platform, sleepy):
+def test_instances_are_listed_with_their_handlers_and_tasks(over_http, platform, sleepy):
     pids = {child["role"]: child["pid"] for child in platform.facts["children"]}
     job_id = over_http("submit", str(sleepy), "-p", "seconds=20", "--json").json["job_id"]
 
@@ -210,7 +210,7 @@ def test_the_schema_is_inspected_through_the_platform(over_http):
 
 
 @pytest.mark.requirement("M3")
-def test_a_shell_that_is_not_named_is_asked_for_in_one_line(dagmaster):
+def test_completion_without_a_shell_is_refused_in_one_line(dagmaster):
     result = dagmaster("completion")
 
     assert result.code == 2
@@ -219,7 +219,7 @@ def test_a_shell_that_is_not_named_is_asked_for_in_one_line(dagmaster):
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_its_script(dagmaster, shell):
+def test_completion_prints_the_script_of_each_shell(dagmaster, shell):
     script = dagmaster("completion", shell)
 
     assert script.code == 0
@@ -247,7 +247,7 @@ def test_names_and_ids_of_the_platform_are_completed(over_http, platform):
 
 
 @pytest.mark.requirement("M3")
-def test_a_follower_outlives_the_api_and_misses_nothing(over_http, platform, sleepy):
+def test_following_events_continues_after_a_restart_without_gaps(over_http, platform, sleepy):
     """The orchestrator is killed while a client follows the events; `up` starts it again."""
     job_id = over_http("submit", str(sleepy), "-p", "seconds=4", "--json").json["job_id"]
     follower = start("jobs", "events", job_id, "--follow", "--json", DAGMASTER_URL=platform.facts["api_url"])
@@ -274,23 +274,23 @@ def test_the_janitor_previews_its_actions_runs_them_and_lists_them(on_platform, 
             " VALUES ('m-1', 'unread', '{}', now() - interval '1 day')"
         )
 
-    dry = on_platform("janitor", "run", "--dry-run")
-    wet = on_platform("janitor", "run", "--json")
+    planned = on_platform("janitor", "run", "--dry-run")
+    performed = on_platform("janitor", "run", "--json")
     again = on_platform("janitor", "run")
     listed = on_platform("janitor", "actions", "--type", "messages_unread", "--target", "unread")
     as_json = on_platform("janitor", "actions", "--json", "--limit", "1").json
 
     assert empty.err == "no janitor actions\n"
-    assert dry.out.startswith("would do:")
-    assert "messages_unread" in dry.out
-    assert (wet.code, wet.json["is_dry_run"]) == (0, False)
+    assert planned.out.startswith("would do:")
+    assert "messages_unread" in planned.out
+    assert (performed.code, performed.json["is_dry_run"]) == (0, False)
     assert "nothing to do" in again.out
     assert "messages_unread" in listed.out
     assert as_json["actions"][0]["target_id"] == "unread"
 
 
 @pytest.mark.requirement("M3")
-def test_workflows_are_readable_on_eighty_columns(over_http, monkeypatch):
+def test_the_list_of_workflows_fits_into_80_columns(over_http, monkeypatch):
     monkeypatch.setattr("dagmaster.cli.command.UNBOUNDED_WIDTH", 80)
 
     lines = over_http("workflows", "ls").out.splitlines()
@@ -302,7 +302,7 @@ def test_workflows_are_readable_on_eighty_columns(over_http, monkeypatch):
 
 
 @pytest.mark.requirement("M3")
-def test_a_worker_that_was_killed_is_listed_only_with_all(server, tmp_path, over_http):
+def test_a_killed_worker_is_listed_only_with_the_option_all(server, tmp_path, over_http):
     worker = start("worker", "--json", DATABASE_URL=server, HEALTH_ENABLED="false")
 
     def listed(*options):

@@ -1,4 +1,4 @@
-"""A refusal of the database ends a command with the right exit code and a hint, and is not reported as a bug."""
+"""Errors of the database end a command with the right exit code and a hint, and are not reported as bugs."""
 
 import psycopg
 import pytest
@@ -17,7 +17,7 @@ def no_ports(monkeypatch):
 @pytest.mark.requirement("M2")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize("address", ["garbage", "mysql://me:hunter2@h/db", "postgresql://me:hunter2@[::1/db"])
-def test_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch, command, address):
+def test_a_malformed_database_url_is_reported_as_an_invalid_setting(dagmaster, monkeypatch, command, address):
     monkeypatch.setenv("DATABASE_URL", address)
 
     result = dagmaster(*command)
@@ -29,7 +29,7 @@ def test_a_malformed_address_is_a_mistake_in_the_settings(dagmaster, monkeypatch
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", NEEDS_SCHEMA, ids=" ".join)
-def test_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, empty_database, command):
+def test_a_database_without_the_schema_is_reported_as_unavailable(dagmaster, monkeypatch, empty_database, command):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     result = dagmaster(*command)
@@ -40,7 +40,7 @@ def test_a_database_without_the_schema_is_unavailable(dagmaster, monkeypatch, em
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, command):
+def test_an_unknown_database_is_reported_as_not_found(dagmaster, monkeypatch, cluster, command):
     monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("nothing_here"))
 
     result = dagmaster(*command)
@@ -51,7 +51,7 @@ def test_an_unknown_database_is_not_found(dagmaster, monkeypatch, cluster, comma
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_a_user_without_rights_is_not_allowed(dagmaster, monkeypatch, cluster, database, command):
+def test_a_role_without_rights_is_reported_as_not_allowed(dagmaster, monkeypatch, cluster, database, command):
     with administrator(cluster) as connection:
         connection.execute("DROP ROLE IF EXISTS bystander")
         connection.execute("CREATE ROLE bystander LOGIN")
@@ -65,7 +65,7 @@ def test_a_user_without_rights_is_not_allowed(dagmaster, monkeypatch, cluster, d
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, command):
+def test_an_unknown_role_is_reported_as_not_allowed(dagmaster, monkeypatch, cluster, command):
     monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("postgres").replace("postgres@", "nobody_known@"))
 
     result = dagmaster(*command)
@@ -75,7 +75,7 @@ def test_an_unknown_user_is_not_allowed(dagmaster, monkeypatch, cluster, command
 
 
 @pytest.mark.requirement("M3")
-def test_a_read_only_server_is_not_deployed_to(dagmaster, monkeypatch, empty_database):
+def test_deploying_to_a_read_only_server_is_refused(dagmaster, monkeypatch, empty_database):
     with psycopg.connect(empty_database, autocommit=True) as connection:
         connection.execute(f"ALTER DATABASE {connection.info.dbname} SET default_transaction_read_only = on")
     monkeypatch.setenv("DATABASE_URL", empty_database)

@@ -1,4 +1,4 @@
-"""`dagmaster up` as people run it: real processes, real signals."""
+"""`dagmaster up` with real processes and real signals."""
 
 import errno
 import json
@@ -30,8 +30,8 @@ from tests.cli.processes import Up, alive, call, eventually, start, up
 
 pytestmark = pytest.mark.requirement("P1")
 
-# A crash is noticed sooner than by default.
-QUICK = {
+# A crash is detected sooner than with the defaults.
+FAST_DETECTION = {
     "HEARTBEAT_INTERVAL_SEC": "0.3",
     "ORPHAN_THRESHOLD_SEC": "2",
     "ORPHAN_SCAN_INTERVAL_SEC": "0.3",
@@ -68,7 +68,7 @@ def test_up_runs_jobs_and_leaves_nothing_running(folder):
     assert not published.exists()
 
 
-def test_a_second_up_on_the_same_data_conflicts_and_old_jobs_are_found(folder):
+def test_a_second_up_on_the_same_data_is_refused_and_earlier_jobs_are_listed(folder):
     with up(folder) as platform:
         second = call("up", "--json", "--data", str(folder))
         jobs = call("jobs", "ls", "--json", "--data", str(folder))
@@ -83,16 +83,16 @@ def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folde
     with up(folder) as platform:
         job_id = call("submit", str(sleepy_process), "-p", "seconds=1.5", "--data", str(folder)).stdout.strip()
         # The child process of the handler must exist, so that its end can be checked.
-        eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
+        eventually(lambda: _has_rows(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
         everything = platform.pids()
         os.kill(platform.pid, signal.SIGKILL)
         eventually(lambda: not alive(everything))
         after = call("jobs", "ls", "--data", str(folder))
 
-    with up(folder, **QUICK) as platform:
+    with up(folder, **FAST_DETECTION) as platform:
         worker = next(child["pid"] for child in platform.facts["children"] if child["role"] == "worker")
         os.kill(worker, signal.SIGKILL)
-        eventually(lambda: not _is(platform, "SELECT FROM dagapp.dag_jobs WHERE status = 'running'"), 30)
+        eventually(lambda: not _has_rows(platform, "SELECT FROM dagapp.dag_jobs WHERE status = 'running'"), 30)
         shown = call("jobs", "show", job_id, "--json", "--data", str(folder))
         history = call("verify-history", "--all", "--json", "--data", str(folder))
         _, _, err = platform.end()
@@ -105,7 +105,7 @@ def test_kill_9_leaves_nothing_running_and_the_next_start_finishes_the_job(folde
     assert json.loads(history.stdout)["findings"] == []
 
 
-def test_ctrl_c_while_starting_stops_what_was_started(folder):
+def test_ctrl_c_while_starting_stops_all_started_processes(folder):
     process = start("up", "--data", str(folder))
     server = eventually(lambda: Cluster.at(folder).server_pid())
 
@@ -122,16 +122,16 @@ class TestStopSignals:
     def local(self, tmp_path):
         return LocalPlatform(Settings(), tmp_path, "", print)
 
-    def test_an_interrupt_that_a_library_catches_is_noticed_at_the_next_tick(self, local):
+    def test_an_interrupt_that_a_library_swallows_is_detected_by_the_supervisor(self, local):
         with stopping_on_signals(local):
             with suppress(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-            local.tend()
-            pytest.fail("it continues")
+            local.supervise()
+            pytest.fail("the supervisor continues")
 
         assert local.is_interrupted
 
-    def test_a_process_that_is_just_being_started_is_known_when_the_signal_is_handled(self, local, monkeypatch):
+    def test_a_process_that_is_being_started_is_recorded_before_a_signal_is_handled(self, local, monkeypatch):
         """The signal arrives between the fork and the assignment of the process."""
         child = ChildProcess("worker", 1, {})
 
@@ -146,11 +146,11 @@ class TestStopSignals:
         )
         with stopping_on_signals(local):
             child.start()
-            pytest.fail("the signal is lost")
+            pytest.fail("the signal was lost")
 
         assert local.is_interrupted
         assert child.pid
-        assert child._process.wait(10) == -signal.SIGTERM  # and the child does not inherit the blocked signals
+        assert child._process.wait(10) == -signal.SIGTERM  # the child does not inherit the blocked signals
 
 
 @pytest.fixture
@@ -189,17 +189,17 @@ def test_a_default_port_in_use_is_replaced_by_a_free_one(tmp_path):
     local = LocalPlatform(Settings(), tmp_path, "", print)
 
     with ExitStack() as held:
-        with suppress(Conflict):  # another process uses it
+        with suppress(Conflict):  # another process uses port 8000
             held.enter_context(bind("127.0.0.1", 8000))
         port = held.enter_context(local._api_socket()).getsockname()[1]
-        with pytest.raises(Conflict):  # held until an orchestrator has it
+        with pytest.raises(Conflict):  # reserved until an orchestrator binds it
             bind("127.0.0.1", port)
 
     assert port not in {0, 8000}
 
 
-class Late:
-    """A database that takes long to start, and then fails."""
+class LateDatabase:
+    """A database that takes a long time to start, and then fails."""
 
     def __init__(self, meanwhile):
         self._meanwhile = meanwhile
@@ -213,10 +213,10 @@ class Late:
         pass
 
 
-def test_roles_load_while_the_database_starts_and_touch_nothing_before(tmp_path, capfd):
+def test_roles_are_loaded_while_the_database_starts_and_do_not_connect_before(tmp_path, capfd):
     settings = Settings(DAGMASTER_DATA=str(tmp_path), API_PORT="0", SERVING_ENABLED="false", HEALTH_ENABLED="false")
     local = LocalPlatform(settings, tmp_path, "postgresql://postgres@127.0.0.1:1/none", str, log_level="info")
-    local.cluster = Late(lambda: eventually(lambda: all(_is_waiting(child.pid) for child in local.children)))
+    local.cluster = LateDatabase(lambda: eventually(lambda: all(_is_waiting(child.pid) for child in local.children)))
 
     with pytest.raises(Unavailable, match="no database"), local.running():
         pass
@@ -227,12 +227,12 @@ def test_roles_load_while_the_database_starts_and_touch_nothing_before(tmp_path,
 
 
 def _is_waiting(pid: int) -> bool:
-    """Whether a process waits for a pipe: then it has loaded all its software."""
+    """Whether a process waits for a pipe, after it has loaded all its modules."""
     return Path(f"/proc/{pid}/wchan").read_text() in {"pipe_read", "anon_pipe_read"}
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "worker"])
-def test_a_held_role_ends_with_the_process_that_holds_it(role):
+def test_a_role_that_waits_for_its_parent_ends_with_it(role):
     inside, outside = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", role, f"--hold={inside}"],
@@ -254,21 +254,21 @@ def test_a_held_role_ends_with_the_process_that_holds_it(role):
 
 
 @pytest.mark.parametrize("code", [2, 3])
-def test_a_child_that_refuses_to_run_is_not_started_again(code):
+def test_a_child_with_a_configuration_error_is_not_restarted(code):
     lines: list[str] = []
     child = ChildProcess("worker", 1, {})
     child._process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
     child._process.wait()
 
-    child.tend(lines.append)
-    child.tend(lines.append)
+    child.supervise(lines.append)
+    child.supervise(lines.append)
 
     assert child.is_given_up
     assert len(lines) == 1
     assert f"ended with exit code {code}; it is not restarted" in lines[0]
 
 
-def test_a_platform_whose_child_refuses_to_run_ends_at_once(folder):
+def test_a_platform_ends_at_once_if_a_child_has_a_configuration_error(folder):
     result = call("up", "--data", str(folder), CRASH_POINT="nowhere")
 
     assert result.returncode == 5
@@ -297,7 +297,7 @@ def test_a_folder_that_cannot_be_used_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("number", "code"), [(errno.EACCES, 3), (errno.EROFS, 3), (errno.ENOSPC, 5), (errno.ENAMETOOLONG, 2)]
 )
-def test_what_the_system_says_of_a_folder_decides_the_exit_code(tmp_path, monkeypatch, number, code):
+def test_the_exit_code_depends_on_the_system_error_of_the_data_folder(tmp_path, monkeypatch, number, code):
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -309,11 +309,11 @@ def test_what_the_system_says_of_a_folder_decides_the_exit_code(tmp_path, monkey
     assert describe_error(raised.value)[0] == code
 
 
-def test_a_second_signal_hurries_the_stop(folder, sleepy_process):
-    """Sent to a platform whose worker would give its handler some seconds more."""
+def test_a_second_signal_skips_the_grace_period(folder, sleepy_process):
+    """The platform has a running handler and a long grace period."""
     with up(folder, SHUTDOWN_GRACE_SEC="60") as platform:
         call("submit", str(sleepy_process), "-p", "seconds=60", "--data", str(folder))
-        eventually(lambda: _is(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
+        eventually(lambda: _has_rows(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
         everything = platform.pids()
         begun = time.monotonic()
         platform.process.send_signal(signal.SIGTERM)
@@ -326,7 +326,7 @@ def test_a_second_signal_hurries_the_stop(folder, sleepy_process):
     assert not alive(everything)
 
 
-def _is(platform: Up, sql: str) -> bool:
-    """Whether a query finds anything."""
+def _has_rows(platform: Up, sql: str) -> bool:
+    """Whether a query returns rows."""
     with psycopg.connect(platform.facts["database_url"]) as connection:
         return connection.execute(sql).rowcount > 0

@@ -1,4 +1,4 @@
-"""What works without a platform, and what is said where one is needed."""
+"""Commands that work without a platform, and the errors of those that need one."""
 
 import json
 import os
@@ -36,7 +36,7 @@ nodes:
 @pytest.mark.parametrize(
     "command", [("submit", "hello_world"), ("jobs", "ls"), ("queues", "ls"), ("db", "status"), ("workflows", "ls")]
 )
-def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp_path, command):
+def test_the_error_without_a_platform_says_how_to_start_or_choose_one(dagmaster, tmp_path, command):
     result = dagmaster(*command)
     as_json = dagmaster(*command, "--json")
 
@@ -52,7 +52,7 @@ def test_without_a_platform_commands_say_how_to_start_or_name_one(dagmaster, tmp
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", [("worker",), ("verify-history", "--all")])
-def test_without_a_database_commands_on_it_say_how_to_name_one(dagmaster, tmp_path, command):
+def test_the_error_without_a_database_says_how_to_configure_one(dagmaster, tmp_path, command):
     result = dagmaster(*command)
 
     assert result.code == 5
@@ -63,7 +63,7 @@ def test_without_a_database_commands_on_it_say_how_to_name_one(dagmaster, tmp_pa
 
 
 @pytest.mark.requirement("M3")
-def test_a_database_alone_is_not_enough_to_ask_about_jobs(dagmaster, monkeypatch):
+def test_commands_about_jobs_need_an_api_and_not_only_a_database(dagmaster, monkeypatch):
     monkeypatch.setenv("DATABASE_URL", "postgresql://me@127.0.0.1:1/none")
 
     result = dagmaster("jobs", "ls")
@@ -73,7 +73,7 @@ def test_a_database_alone_is_not_enough_to_ask_about_jobs(dagmaster, monkeypatch
 
 
 @pytest.mark.requirement("M3")
-def test_usage_errors_exit_2_in_text_and_in_json(dagmaster):
+def test_usage_errors_exit_with_2_as_text_and_as_json(dagmaster):
     result = dagmaster("jobs", "ls", "--limit", "none")
     as_json = dagmaster("jobs", "nothing", "--json")
 
@@ -83,7 +83,7 @@ def test_usage_errors_exit_2_in_text_and_in_json(dagmaster):
 
 
 @pytest.mark.requirement("M2")
-def test_a_bad_setting_is_reported_by_its_name(dagmaster, monkeypatch):
+def test_the_error_for_an_invalid_setting_names_it(dagmaster, monkeypatch):
     monkeypatch.setenv("HEARTBEAT_INTERVAL_SEC", "often")
 
     result = dagmaster("jobs", "ls")
@@ -104,7 +104,7 @@ def test_secrets_are_never_printed(dagmaster, monkeypatch):
 
 
 @pytest.mark.requirement("M3")
-def test_an_undeployed_database_is_refused_with_the_remedy(dagmaster, monkeypatch, empty_database):
+def test_the_error_for_an_undeployed_database_says_how_to_deploy(dagmaster, monkeypatch, empty_database):
     monkeypatch.setenv("DATABASE_URL", empty_database)
 
     check, role = dagmaster("verify-history", "--all"), dagmaster("orchestrator")
@@ -138,15 +138,15 @@ def test_the_schema_is_deployed_and_inspected(dagmaster, monkeypatch, empty_data
 
 
 @pytest.mark.requirement("D4")
-def test_one_command_creates_what_is_missing_and_migrates_the_rest(dagmaster, monkeypatch, empty_database):
-    """A job of one container upgrades the schema with it."""
+def test_one_command_creates_a_missing_schema_and_migrates_an_existing_one(dagmaster, monkeypatch, empty_database):
+    """A container job with a single command uses it to upgrade the schema."""
     monkeypatch.setenv("DATABASE_URL", empty_database)
     first = dagmaster("db", "deploy", "--migrate")
-    with psycopg.connect(empty_database, autocommit=True) as connection:  # as an earlier release has left it
+    with psycopg.connect(empty_database, autocommit=True) as connection:  # the state of an earlier release
         connection.execute("DROP TABLE dagapp.dag_outbox")
         connection.execute("ALTER TABLE dagapp.dag_jobs DROP COLUMN traceparent")
         connection.execute("DROP SCHEMA pgstac CASCADE")
-    behind = dagmaster("db", "status", "--json").json
+    outdated = dagmaster("db", "status", "--json").json
 
     upgraded = dagmaster("db", "deploy", "--migrate", "--json")
     after = dagmaster("db", "status", "--json").json
@@ -154,7 +154,7 @@ def test_one_command_creates_what_is_missing_and_migrates_the_rest(dagmaster, mo
     assert first.code == 0
     assert re.fullmatch(r"deployed \S+\nnothing to change\n", first.out)
     assert upgraded.code == 0, upgraded.err
-    assert (behind["is_current"], behind["catalog"]) == (False, None)
+    assert (outdated["is_current"], outdated["catalog"]) == (False, None)
     assert any("traceparent" in change for change in upgraded.json["changes"])
     assert (after["is_current"], after["pending"], after["catalog"]) == (True, [], software_version())
 
@@ -176,7 +176,7 @@ def test_rebuilding_must_be_allowed_and_confirmed(dagmaster, monkeypatch, empty_
 
 
 @pytest.mark.requirement("M3")
-def test_unexpected_errors_are_short_and_show_their_traceback_when_asked(dagmaster, monkeypatch):
+def test_unexpected_errors_are_short_and_have_a_traceback_only_on_request(dagmaster, monkeypatch):
     monkeypatch.setattr("dagmaster.database.schema.deploy.ddl", lambda: 1 / 0)
 
     short, long = dagmaster("db", "ddl"), dagmaster("db", "ddl", "-v")
@@ -188,7 +188,7 @@ def test_unexpected_errors_are_short_and_show_their_traceback_when_asked(dagmast
 
 
 @pytest.mark.requirement("W3")
-def test_validate_reports_every_mistake_at_once(dagmaster, tmp_path):
+def test_validate_reports_all_mistakes_together(dagmaster, tmp_path):
     bad, good = tmp_path / "bad.yaml", tmp_path / "good.yaml"
     bad.write_text(BROKEN)
     good.write_text("workflow_id: good\nnodes:\n  start: {type: start, next: end}\n  end: {type: end}\n")
@@ -206,7 +206,7 @@ def test_validate_reports_every_mistake_at_once(dagmaster, tmp_path):
 
 
 @pytest.mark.requirement("M3")
-def test_files_are_shown_and_drawn_without_a_platform(dagmaster, sleepy):
+def test_workflow_files_can_be_shown_and_drawn_without_a_platform(dagmaster, sleepy):
     shown = dagmaster("workflows", "show", str(sleepy))
     drawn = dagmaster("workflows", "graph", str(sleepy))
 
@@ -215,7 +215,7 @@ def test_files_are_shown_and_drawn_without_a_platform(dagmaster, sleepy):
 
 
 @pytest.mark.requirement("W3")
-def test_a_pipe_or_device_is_refused_instead_of_read_for_ever(dagmaster, tmp_path):
+def test_pipes_and_devices_are_refused_as_files(dagmaster, tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
 
     result = dagmaster("workflows", "validate", str(tmp_path / "pipe.yaml"), "/dev/zero")
@@ -225,7 +225,7 @@ def test_a_pipe_or_device_is_refused_instead_of_read_for_ever(dagmaster, tmp_pat
 
 
 @pytest.mark.requirement("P1")
-def test_run_mode_selects_the_role_and_people_get_help(dagmaster, monkeypatch):
+def test_run_mode_selects_the_role_and_without_it_help_is_printed(dagmaster, monkeypatch):
     help_ = dagmaster()
     monkeypatch.setenv("RUN_MODE", "worker")
     role = dagmaster()
@@ -237,7 +237,7 @@ def test_run_mode_selects_the_role_and_people_get_help(dagmaster, monkeypatch):
 
 
 def imported(*arguments: str, heavy: set[str], **variables: str) -> set[str]:
-    """Which of these a command imports."""
+    """The modules of `heavy` that a command imports."""
     script = f"""
         import sys
         from dagmaster.cli.main import run
@@ -266,8 +266,8 @@ def test_help_is_fast_and_imports_nothing_heavy():
 
 
 @pytest.mark.requirement("M3")
-def test_a_client_imports_nothing_of_the_engine():
-    """It needs an HTTP client and settings; that they are imported shows that this test works."""
+def test_a_client_command_imports_nothing_of_the_engine():
+    """A client needs httpx2; that it is imported shows that this test works."""
     heavy = {"psycopg", "sqlalchemy", "alembic", "fastapi", "starlette", "jinja2", "uvicorn", "httpx2"}
 
     assert imported("jobs", "ls", "--server", "http://127.0.0.1:1", heavy=heavy) == {"httpx2"}
@@ -275,7 +275,7 @@ def test_a_client_imports_nothing_of_the_engine():
 
 @pytest.mark.requirement("P1")
 @pytest.mark.parametrize(("role", "own"), [("orchestrator", {"fastapi", "psycopg", "httpx2"}), ("worker", {"psycopg"})])
-def test_a_role_starts_without_what_it_does_not_need(role, own):
+def test_a_role_imports_only_the_modules_that_it_needs(role, own):
     """The pipe of --hold is closed: the role loads its modules, and then ends. The API forwards maps over HTTP.
     Handlers load what they need when they run."""
     heavy = {
@@ -302,7 +302,7 @@ def test_a_role_starts_without_what_it_does_not_need(role, own):
 
 
 @pytest.mark.requirement("M3")
-def test_an_interrupt_is_quiet():
+def test_an_interrupt_prints_no_traceback():
     process = start("worker", DATABASE_URL="postgresql://u@127.0.0.1:1/none")
     assert "waiting for the database" in process.stderr.readline() + process.stderr.readline()
 
@@ -315,7 +315,7 @@ def test_an_interrupt_is_quiet():
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", [(), ("jobs",), ("jobs", "ls"), ("process",)], ids=" ".join)
-def test_h_is_help(dagmaster, command):
+def test_the_option_h_prints_help(dagmaster, command):
     short, long = dagmaster(*command, "-h"), dagmaster(*command, "--help")
 
     assert short == long
@@ -334,7 +334,7 @@ def test_h_is_help(dagmaster, command):
         (("--data", "a", "--data", "b", "jobs", "ls"), "--data is given 2 times; it takes one value."),
     ],
 )
-def test_misspelt_and_repeated_words_are_explained(dagmaster, arguments, message):
+def test_misspelt_commands_and_repeated_options_are_explained(dagmaster, arguments, message):
     result = dagmaster(*arguments)
 
     assert result.code == 2
@@ -345,7 +345,7 @@ def test_misspelt_and_repeated_words_are_explained(dagmaster, arguments, message
 @pytest.mark.parametrize(
     ("arguments", "code"), [(("jobs", "ls"), "platform.none"), (("jbos",), "usage"), (("worker",), "platform.none")]
 )
-def test_errors_are_json_where_logs_are(dagmaster, monkeypatch, arguments, code):
+def test_errors_are_json_if_logs_are_json(dagmaster, monkeypatch, arguments, code):
     monkeypatch.setenv("LOG_FORMAT", "json")
 
     line = json.loads(dagmaster(*arguments).err)
@@ -380,8 +380,8 @@ def test_an_alias_is_validated_against_the_workflow_that_it_names(dagmaster, tmp
     assert "An older name." in shown.out
 
 
-def test_a_picture_without_a_position_is_no_warning(monkeypatch):
-    """rasterio's warning about it says nothing to users, and `catch_warnings` is not safe among threads."""
+def test_the_rasterio_warning_about_missing_georeference_is_not_shown(monkeypatch):
+    """The warning does not help users, and `catch_warnings` is not thread-safe, so a global filter hides it."""
     monkeypatch.setattr(sys, "argv", ["dagmaster", "--version"])
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")

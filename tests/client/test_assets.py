@@ -28,7 +28,7 @@ async def platform(dsn: str, folder: Path) -> AsyncIterator[tuple[AsyncClient, K
 @pytest.mark.requirement("O1")
 async def test_data_is_submitted_reviewed_and_withdrawn(catalog_database, tmp_path):
     async with platform(catalog_database, tmp_path) as (client, kit):
-        would = await client.submit_asset("ddh", FLOODS, blob="floods.tif", dry_run=True)
+        dry_run = await client.submit_asset("ddh", FLOODS, blob="floods.tif", dry_run=True)
         submission = await client.submit_asset("ddh", FLOODS, blob="floods.tif", request_id="order-1")
         again = await client.submit_asset("ddh", FLOODS, blob="floods.tif", request_id="order-1")
         received = await client.submission("order-1")
@@ -43,7 +43,7 @@ async def test_data_is_submitted_reviewed_and_withdrawn(catalog_database, tmp_pa
         history = [event.action async for event in client.asset_history("floods-r1")]
         left = [asset async for asset in client.assets(text="floods")]
 
-    assert (would.is_dry_run, would.outcome, would.job_id) == (True, "new_asset", None)
+    assert (dry_run.is_dry_run, dry_run.outcome, dry_run.job_id) == (True, "new_asset", None)
     assert (submission.outcome, submission.version_label, again) == ("new_asset", "2024", submission)
     assert (received.status, waiting) == ("received", ["floods-r1"])
     assert rejected.versions[0].rejection_reason == "shifted"
@@ -56,7 +56,7 @@ async def test_data_is_submitted_reviewed_and_withdrawn(catalog_database, tmp_pa
 
 
 @pytest.mark.requirement("O1")
-async def test_a_stale_change_is_a_conflict_with_what_changed(catalog_database, tmp_path):
+async def test_a_stale_change_is_a_conflict_that_contains_the_changes(catalog_database, tmp_path):
     async with platform(catalog_database, tmp_path) as (client, kit):
         submission = await client.submit_asset("ddh", FLOODS, blob="floods.tif")
         seen = await client.asset(submission.asset_id)
@@ -69,7 +69,7 @@ async def test_a_stale_change_is_a_conflict_with_what_changed(catalog_database, 
 
 
 @pytest.mark.requirement("A1")
-async def test_platforms_are_listed_added_and_closed(catalog_database, tmp_path):
+async def test_platforms_are_listed_added_and_deactivated(catalog_database, tmp_path):
     async with platform(catalog_database, tmp_path) as (client, _):
         added = await client.add_platform("mine", "Mine survey", ["site", "edition"], version_ref="edition")
         closed = await client.change_platform("mine", is_active=False, reason="moved")

@@ -63,7 +63,7 @@ async def platform(database: str) -> AsyncIterator[AsyncClient]:
 
 @contextmanager
 def answering(*answers: tuple[int, Any]) -> Iterator[tuple[Client, list[str]]]:
-    """A client of a server that gives these answers, then repeats the last one; and the requests it received."""
+    """A client of a server that gives these answers and then repeats the last one, and the requests of the client."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -92,7 +92,7 @@ def answering(*answers: tuple[int, Any]) -> Iterator[tuple[Client, list[str]]]:
         server.server_close()
 
 
-async def test_a_job_is_submitted_watched_and_its_result_read(database):
+async def test_a_job_is_submitted_and_watched_and_its_result_is_read(database):
     async with platform(database) as client:
         job = await client.submit("hello_world", {"name": "Ada"}, correlation_id="mine")
         details = [detail async for detail in client.watch(job.job_id, timeout_seconds=20)]
@@ -116,7 +116,7 @@ async def test_a_job_is_submitted_watched_and_its_result_read(database):
     assert output == {"message": "Hello, Ada!"}
 
 
-async def test_a_job_that_fails_is_an_error_with_its_reason_and_can_be_run_again(database):
+async def test_a_job_that_fails_raises_an_error_with_its_reason_and_can_be_run_again(database):
     async with platform(database) as client:
         job = await client.submit("failing", definition=FAILING)
         with pytest.raises(JobFailed) as raised:
@@ -133,7 +133,7 @@ async def test_a_job_that_fails_is_an_error_with_its_reason_and_can_be_run_again
     assert after.status == "failed"
 
 
-async def test_waiting_has_an_end_and_a_job_can_be_cancelled(database):
+async def test_waiting_for_a_job_can_time_out_and_the_job_can_be_cancelled(database):
     async with platform(database) as client:
         job = await client.submit("sleepy", definition=SLEEPY)
         with pytest.raises(WaitTimedOut) as raised:
@@ -147,7 +147,7 @@ async def test_waiting_has_an_end_and_a_job_can_be_cancelled(database):
     assert ended.status == "cancelled"
 
 
-async def test_what_a_platform_has_can_be_listed(database):
+async def test_workflows_jobs_instances_and_queues_can_be_listed(database):
     async with platform(database) as client:
         workflows = await client.workflows()
         one = await client.workflow("hello_world")
@@ -197,7 +197,7 @@ async def test_each_change_of_a_job_is_reported(database):
 
 
 async def test_the_blocking_client_works_inside_a_running_event_loop(database):
-    """As in a notebook."""
+    """A notebook, for example, has a running event loop."""
     async with engine(database) as running, served(app_of(database, running)) as server:
 
         def use() -> Any:
@@ -250,7 +250,7 @@ def test_a_read_is_repeated_while_the_platform_is_unavailable():
     assert len(requests) == 3
 
 
-def test_a_read_is_not_repeated_for_ever():
+def test_a_read_is_repeated_a_limited_number_of_times():
     with answering(problem(503)) as (client, requests), pytest.raises(Unavailable) as raised:
         client.queues()
 
@@ -266,21 +266,21 @@ def test_a_submission_is_repeated_only_with_an_idempotency_key(key, count):
 
 
 @pytest.mark.parametrize("call", ["resume", "cancel"])
-def test_what_changes_a_job_is_sent_once(call):
+def test_a_request_that_changes_a_job_is_sent_once(call):
     with answering(problem(503)) as (client, requests), pytest.raises(Unavailable):
         getattr(client, call)(JOB)
 
     assert len(requests) == 1
 
 
-def test_an_error_of_the_caller_is_not_repeated():
+def test_a_request_that_was_refused_is_not_repeated():
     with answering(problem(404)) as (client, requests), pytest.raises(NotFound):
         client.job(JOB)
 
     assert len(requests) == 1
 
 
-def test_texts_are_as_the_platform_sent_them():
+def test_texts_are_returned_as_the_platform_sent_them():
     """The command line escapes control characters; a program gets the value itself."""
     queue = {"queue": "a\x1b[31mb\r", "kind": "tasks", "depth": 0, "running_count": 0, "live_workers": 0}
     page = {"items": [{**queue, "is_paused": False}], "next": None}
@@ -319,7 +319,7 @@ def test_without_a_platform_the_error_says_what_to_do(monkeypatch, tmp_path):
     assert no_maps.value.code == "maps.none"
 
 
-def test_the_setting_names_the_platform(monkeypatch):
+def test_the_url_of_the_platform_is_read_from_the_environment(monkeypatch):
     with answering((200, {"items": [], "next": None})) as (other, requests):
         monkeypatch.setenv("DAGMASTER_URL", other.json._asynchronous.connection._find())
         with Client() as client:
@@ -331,7 +331,7 @@ def test_the_setting_names_the_platform(monkeypatch):
 @pytest.mark.parametrize(
     ("asynchronous", "synchronous"), [(AsyncClient, Client), (AsyncJsonClient, JsonClient)], ids=["typed", "json"]
 )
-def test_the_blocking_client_has_every_method_and_no_code_of_its_own(asynchronous, synchronous):
+def test_the_blocking_client_has_every_method_and_shares_its_code(asynchronous, synchronous):
     methods = {name: value for name, value in vars(asynchronous).items() if inspect.isfunction(value)}
     public = {name for name in methods if not name.startswith("_") and name != "close"}
     wrapped = {name: value for name, value in vars(synchronous).items() if isinstance(value, blocking | iterating)}
@@ -374,7 +374,7 @@ def test_ctrl_c_ends_a_call_that_waits():
     assert (process.returncode, out) == (0, "interrupted\n")
 
 
-def test_threads_share_a_client():
+def test_several_threads_can_share_a_client():
     with answering((200, {"items": [], "next": None})) as (client, requests):
         threads = [threading.Thread(target=client.queues) for _ in range(8)]
         for thread in threads:

@@ -1,4 +1,4 @@
-"""The Python client sends files over connections that break, and continues."""
+"""The Python client uploads files over unreliable connections, and continues interrupted uploads."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ async def platform(dsn, folder, **settings) -> AsyncIterator[str]:
 
 
 class CuttingProxy:
-    """Forwards bytes, and closes a connection after some of them; every third one gets no response at all."""
+    """Forwards bytes, and closes each connection after a while; every third connection gets no response."""
 
     def __init__(self, url: str, most_bytes: int) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
@@ -51,11 +51,11 @@ class CuttingProxy:
 
     async def _serve(self, reader, writer) -> None:
         self.connections += 1
-        there, back = await asyncio.open_connection(self._host, self._port)
+        server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         is_silent = self.connections % 3 == 0
-        answers = asyncio.create_task(self._pass_on(there, writer, 0 if is_silent else 10**9))
-        await self._pass_on(reader, back, self._most_bytes)
-        back.close()
+        answers = asyncio.create_task(self._pass_on(server_reader, writer, 0 if is_silent else 10**9))
+        await self._pass_on(reader, server_writer, self._most_bytes)
+        server_writer.close()
         if not is_silent:
             await answers
         answers.cancel()
@@ -72,7 +72,7 @@ class CuttingProxy:
             pass
 
 
-async def test_a_file_arrives_over_a_connection_that_breaks_again_and_again(database, tmp_path, file):
+async def test_a_file_is_uploaded_completely_over_a_connection_that_is_lost_repeatedly(database, tmp_path, file):
     progress: list[int] = []
     async with platform(database, tmp_path) as url:
         proxy = CuttingProxy(url, 150_000)
@@ -89,7 +89,7 @@ async def test_a_file_arrives_over_a_connection_that_breaks_again_and_again(data
     assert progress[-1] == len(DATA)
 
 
-async def test_another_process_continues_what_was_interrupted_and_sends_nothing_twice(database, tmp_path, file):
+async def test_another_process_continues_an_interrupted_upload_and_sends_nothing_twice(database, tmp_path, file):
     class Stopped(Exception):
         pass
 
@@ -125,7 +125,7 @@ async def test_another_file_with_the_same_name_gets_a_suffix_or_is_refused(datab
     assert renamed.name == f"scene-{hashlib.sha256(b'other').hexdigest()[:8]}.tif"
 
 
-async def test_a_platform_that_stays_away_ends_the_upload_with_its_error(database, tmp_path, file):
+async def test_the_upload_fails_if_the_platform_stays_unavailable(database, tmp_path, file):
     async with AsyncClient(attempts=1) as unreachable:
         unreachable.json.connection._find = lambda: "http://127.0.0.1:1"
         with pytest.raises(Unavailable):
@@ -151,7 +151,7 @@ async def test_a_platform_that_stays_away_ends_the_upload_with_its_error(databas
         (lambda path: (path.unlink(), path.mkdir()), InvalidRequest),
     ],
 )
-async def test_what_is_not_a_file_with_content_is_refused(database, tmp_path, file, change, error):
+async def test_only_a_file_with_content_can_be_uploaded(database, tmp_path, file, change, error):
     change(file)
     async with platform(database, tmp_path) as url, AsyncClient(url) as client:
         with pytest.raises(error):
@@ -185,8 +185,8 @@ async def test_the_blocking_client_uploads_with_its_key(database, tmp_path, file
     def upload(url):
         with Client(url, key=key) as client:
             info = client.upload(file, on_progress=lambda done, _: arrived.append(done))
-            open_one = client.json.begin_upload({"name": "b.tif", "size_bytes": 5})
-            client.cancel_upload(open_one["upload_id"])
+            unfinished = client.json.begin_upload({"name": "b.tif", "size_bytes": 5})
+            client.cancel_upload(unfinished["upload_id"])
             return info, [source.blob for source in client.sources()], client.upload_info(info.upload_id)
 
     async with platform(database, tmp_path, auth_enabled=True) as url:

@@ -20,14 +20,14 @@ async def commands(catalog_database: str, tmp_path: Path) -> AsyncIterator[Comma
 
 @pytest.fixture
 def external_database(cluster: Cluster) -> Iterator[str]:
-    """A database without anything of dagmaster."""
+    """An empty database."""
     with fresh_database(cluster, "template0") as dsn:
         yield dsn
 
 
 @pytest.fixture
 def external_catalog(cluster: Cluster, catalog_template: str) -> Iterator[str]:
-    """A database that has pgSTAC, and nothing else of dagmaster."""
+    """A database with pgSTAC, but without the schemas of dagmaster."""
     with fresh_database(cluster, catalog_template) as dsn:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("DROP SCHEMA dagapp, dagapp_gateway CASCADE")

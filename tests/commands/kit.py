@@ -32,7 +32,7 @@ class Commands:
     async def run(self, name: str, *, caller: Caller = ROOT, **inputs: Any) -> Any:
         command = find_command(name)
         context = CommandContext(self.settings, self.kit.dsn, self.kit.store, caller, name)
-        # Tests share the machine with others; the time limit has tests of its own.
+        # A long time limit, because the machine may be busy; the limit of commands has its own tests.
         return await run_command(command, context, command.request.model_validate(inputs), timeout_seconds=60)
 
     async def edit(self, dataset: str = "dem", **fields: Any) -> Any:

@@ -40,7 +40,7 @@ REVIEW = {
     "clearance_level": "ouo",
     "entries": [{"asset": "dem", "version_ordinal": 0}, {"asset": "slope", "version_ordinal": 0}],
 }
-# Each command: what has to be there, its inputs, a part of its result, and of the result of the second run.
+# For each command: its preparation, its inputs, a part of its result, and a part of the result of the second run.
 Case = tuple[Callable[[Kit], Awaitable[None]], dict[str, Any], dict[str, Any], dict[str, Any]]
 CASES: dict[str, Case] = {
     "metadata.publish": (_published, LAYER, {"is_changed": True}, {"is_changed": False}),
@@ -53,12 +53,12 @@ CASES: dict[str, Case] = {
 }
 
 
-def test_every_command_has_a_case():
+def test_every_command_is_tested():
     assert set(CASES) == set(all_commands())
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_command_is_run_twice_and_recorded_each_time(with_external: Commands, name: str):
+async def test_every_command_can_be_run_twice_and_is_recorded_each_time(with_external: Commands, name: str):
     prepare, inputs, first_result, second_result = CASES[name]
     await prepare(with_external.kit)
 
@@ -130,7 +130,7 @@ BAD_REQUESTS: list[tuple[str, Any, int, str | None]] = [
 ]
 
 
-async def test_bad_requests_are_refused_and_never_a_failure(commands: Commands, tmp_path):
+async def test_invalid_requests_are_refused_without_a_server_error(commands: Commands, tmp_path):
     await commands.kit.publish("dem")
     async with api(commands.kit.dsn, storage_folder=tmp_path) as client:
         for name, body, status, code in BAD_REQUESTS:
@@ -158,7 +158,7 @@ async def test_a_command_that_takes_too_long_is_ended_and_changes_nothing(comman
     assert (await commands.run("metadata.publish", asset="dem")).is_changed
 
 
-async def test_the_time_limit_is_ten_seconds_and_answered_as_a_timeout(commands: Commands, tmp_path, monkeypatch):
+async def test_the_time_limit_is_ten_seconds_and_is_reported_as_a_timeout(commands: Commands, tmp_path, monkeypatch):
     async def slow(_context: CommandContext, _request: LayerCommand) -> LayerCommandResult:
         await asyncio.sleep(60)
         raise AssertionError
@@ -174,7 +174,7 @@ async def test_the_time_limit_is_ten_seconds_and_answered_as_a_timeout(commands:
     assert (answer.status_code, answer.json()["code"]) == (504, "command.timeout")
 
 
-async def test_many_versions_have_a_result_each_and_one_refusal_stops_nothing(commands: Commands):
+async def test_a_review_of_many_versions_has_a_result_for_each_and_continues_after_a_refusal(commands: Commands):
     await commands.kit.process(await commands.kit.submit("dem"))
     await commands.kit.publish("done")
     await commands.kit.submit("busy")
@@ -205,7 +205,7 @@ async def test_many_versions_have_a_result_each_and_one_refusal_stops_nothing(co
         ({"action": "clear", "clearance_level": "ouo"}, "unchanged"),
     ],
 )
-async def test_the_other_decisions_on_many_versions(commands: Commands, inputs, outcome):
+async def test_many_versions_can_also_be_rejected_unpublished_and_cleared(commands: Commands, inputs, outcome):
     await commands.kit.publish("dem")
 
     result = await commands.run("assets.review_many", **inputs, entries=[{"asset": "dem", "version_ordinal": 0}])
@@ -213,7 +213,7 @@ async def test_the_other_decisions_on_many_versions(commands: Commands, inputs, 
     assert result.results[0].outcome == outcome
 
 
-async def test_entries_that_the_time_leaves_over_are_not_tried(commands: Commands, monkeypatch):
+async def test_entries_for_which_no_time_is_left_are_not_tried(commands: Commands, monkeypatch):
     monkeypatch.setattr("dagmaster.commands.assets._BEGUN_WITHIN_SECONDS", 0.0)
     await commands.kit.publish("dem")
 
@@ -241,7 +241,7 @@ async def test_the_catalogue_is_rebuilt_from_documents_without_a_file(commands: 
     assert await commands.stac() == before
 
 
-async def test_rebuilding_an_asset_that_is_not_published_leaves_nothing_in_the_catalogue(commands: Commands):
+async def test_rebuilding_an_unpublished_asset_leaves_nothing_in_the_catalogue(commands: Commands):
     await commands.kit.process(await commands.kit.submit("dem"))
 
     result = await commands.run("asset.reindex", asset="dem")
@@ -250,7 +250,7 @@ async def test_rebuilding_an_asset_that_is_not_published_leaves_nothing_in_the_c
     assert await commands.kit.items() == {}
 
 
-async def test_unknown_assets_and_states_are_refused(commands: Commands):
+async def test_commands_on_unknown_or_unpublished_assets_are_refused(commands: Commands):
     with pytest.raises(NotFound):
         await commands.run("asset.reindex", asset="none")
     await commands.kit.process(await commands.kit.submit("dem"))

@@ -1,4 +1,4 @@
-"""A process that dies while it runs a command has changed all or nothing, and the command may be run again."""
+"""A process that dies in a command has made either all changes or none, and the command can be run again."""
 
 import asyncio
 import os
@@ -57,7 +57,7 @@ LIFE: list[tuple[Call, tuple[str, ...]]] = [
 ]
 
 
-def test_a_process_that_dies_has_changed_all_or_nothing_and_a_repetition_completes_it(
+def test_a_process_that_dies_in_a_command_has_changed_all_or_nothing_and_a_repetition_completes_it(
     cluster: Cluster, catalog_template: str, tmp_path: Path
 ):
     with fresh_database(cluster, catalog_template) as dsn, fresh_database(cluster, "template0") as external:
@@ -66,10 +66,10 @@ def test_a_process_that_dies_has_changed_all_or_nothing_and_a_repetition_complet
             for transaction in transactions:
                 before, after = faults.around(transaction)
                 untouched = rows(dsn, external)
-                assert run(call, dsn, external, tmp_path, before) == CRASHED, f"never at {before}"
+                assert run(call, dsn, external, tmp_path, before) == CRASHED, f"it did not crash at {before}"
                 if transaction == transactions[0]:
-                    assert rows(dsn, external) == untouched, f"something is left of a death at {before}"
-                assert run(call, dsn, external, tmp_path, after) == CRASHED, f"never at {after}"
+                    assert rows(dsn, external) == untouched, f"some changes were kept after a crash at {before}"
+                assert run(call, dsn, external, tmp_path, after) == CRASHED, f"it did not crash at {after}"
             assert run(call, dsn, external, tmp_path) == 0
             completed = state(dsn, external)
             assert run(call, dsn, external, tmp_path) == 0
@@ -77,7 +77,7 @@ def test_a_process_that_dies_has_changed_all_or_nothing_and_a_repetition_complet
             assert due(dsn) == []
 
 
-def test_an_asset_that_is_withdrawn_while_the_external_write_dies_is_withdrawn_there_too(
+def test_an_asset_that_is_withdrawn_while_its_external_write_fails_is_also_withdrawn_externally(
     cluster: Cluster, catalog_template: str, tmp_path: Path
 ):
     async def withdraw(commands: Commands) -> None:
@@ -98,7 +98,7 @@ def test_an_asset_that_is_withdrawn_while_the_external_write_dies_is_withdrawn_t
 
 
 def run(call: Call, dsn: str, external: str, folder: Path, point: str | None = None) -> int:
-    """Make the call in a process of its own. Returns its exit code."""
+    """Make the call in a separate process, and return its exit code."""
 
     async def act() -> None:
         async with opened(dsn, folder) as kit:
@@ -130,7 +130,7 @@ def _rows(connection: psycopg.Connection[Any], table: str) -> list[str]:
 
 
 def state(dsn: str, external: str) -> dict[str, list[str]]:
-    """What is stored, without clocks, counters, and the events that each run adds."""
+    """All stored rows, without times, counters, and the events that each run adds."""
     with psycopg.connect(dsn) as connection:
         due_rows = connection.execute("SELECT layer, is_wanted, due_at IS NULL FROM dagapp.external_layers").fetchall()
     counted = ("dagapp.asset_events", "dagapp.external_layers", "dagapp.cache_generations")

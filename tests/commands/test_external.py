@@ -1,4 +1,4 @@
-"""The external database: it holds layers of public data, follows every change, and catches up after an outage."""
+"""The external database has the layers of public data, gets every change, and is brought up to date after an outage."""
 
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -60,7 +60,9 @@ async def test_a_public_layer_is_written_into_the_external_database(with_externa
 
 
 @pytest.mark.parametrize("clearance", ["ouo", None])
-async def test_only_public_and_approved_data_may_leave(with_external: Commands, clearance: str | None):
+async def test_only_public_and_approved_data_may_be_published_externally(
+    with_external: Commands, clearance: str | None
+):
     if clearance:
         await with_external.kit.publish("dem", clearance=clearance)
     else:
@@ -74,7 +76,7 @@ async def test_only_public_and_approved_data_may_leave(with_external: Commands, 
 
 
 @pytest.mark.parametrize("action", ["unpublish", "delete", "ouo", "uncleared", "metadata.unpublish"])
-async def test_what_is_withdrawn_here_is_withdrawn_there(with_external: Commands, action: str):
+async def test_a_layer_that_is_withdrawn_is_removed_from_the_external_database(with_external: Commands, action: str):
     await publish(with_external)
     store = with_external.kit.store
     match action:
@@ -95,7 +97,7 @@ async def test_what_is_withdrawn_here_is_withdrawn_there(with_external: Commands
     assert len(await with_external.catalog()) == (1 if action == "ouo" else 0)
 
 
-async def test_it_follows_new_versions_and_published_edits(with_external: Commands):
+async def test_the_external_database_gets_new_versions_and_published_edits(with_external: Commands):
     await publish(with_external)
     await with_external.edit(title="Better")
     await with_external.run("metadata.publish", asset="dem")
@@ -107,7 +109,9 @@ async def test_it_follows_new_versions_and_published_edits(with_external: Comman
     assert (row["title"], row["version_ordinal"], row["bbox"][0]) == ("Better", 1, 11.0)
 
 
-async def test_an_outage_is_reported_recorded_and_made_up_for(catalog_database, external_database, tmp_path: Path):
+async def test_an_outage_is_reported_and_the_write_is_retried_later(
+    catalog_database, external_database, tmp_path: Path
+):
     async with opened(catalog_database, tmp_path) as kit:
         broken, working = Commands(kit, DOWN), Commands(kit, external_database)
         with pytest.raises(Unavailable) as refused:
@@ -131,7 +135,7 @@ async def test_an_outage_is_reported_recorded_and_made_up_for(catalog_database, 
     assert refused.value.code == "external.unavailable"
     assert early
     assert (due["is_wanted"], due["is_due"], due["attempts"]) == (True, True, 1)
-    assert [row["is_due"] for row in skipped] == [True]  # not before a pause
+    assert [row["is_due"] for row in skipped] == [True]  # no retry before a delay
     assert [row["title"] for row in published] == [row["title"] for row in still] == ["Heights"]
     assert withdrawn.layer.external == "due"
     assert rows_left == []
@@ -140,7 +144,7 @@ async def test_an_outage_is_reported_recorded_and_made_up_for(catalog_database, 
     assert "canary" not in seen
 
 
-async def test_a_writer_that_was_delayed_cannot_undo_a_later_change(with_external: Commands):
+async def test_a_delayed_writer_cannot_undo_a_later_change(with_external: Commands):
     await publish(with_external)
     external = external_layers(with_external.settings, with_external.kit.dsn)
     assert external is not None
@@ -156,7 +160,7 @@ async def test_a_writer_that_was_delayed_cannot_undo_a_later_change(with_externa
     await external.close()
 
 
-async def test_content_that_changed_meanwhile_is_written_again(with_external: Commands):
+async def test_content_that_changed_during_the_write_is_written_again(with_external: Commands):
     await publish(with_external)
     external = external_layers(with_external.settings, with_external.kit.dsn)
     assert external is not None
@@ -196,7 +200,9 @@ async def test_pgstac_of_the_external_database_gets_documents_with_public_urls(
     assert left == []
 
 
-async def test_a_collection_of_someone_else_is_not_touched(catalog_database, external_catalog, tmp_path: Path):
+async def test_a_collection_that_dagmaster_did_not_write_is_not_changed(
+    catalog_database, external_catalog, tmp_path: Path
+):
     async with opened(catalog_database, tmp_path) as kit:
         commands = Commands(kit, external_catalog)
         await commands.external_rows("""SELECT pgstac.create_collection('{"id": "dem", "title": "theirs"}')""")
@@ -211,7 +217,7 @@ async def test_a_collection_of_someone_else_is_not_touched(catalog_database, ext
     assert [row["title"] for row in kept] == ["theirs"]
 
 
-async def test_the_database_of_an_installation_is_not_an_external_one(commands: Commands):
+async def test_the_database_of_an_installation_is_refused_as_the_external_one(commands: Commands):
     same = Commands(commands.kit, commands.kit.dsn)
 
     with pytest.raises(Conflict) as refused:
@@ -228,7 +234,7 @@ async def test_the_database_of_an_installation_is_not_an_external_one(commands: 
         ({"external_database_url": DOWN}, "external.no-public-url"),
     ],
 )
-async def test_missing_settings_are_named(commands: Commands, settings: dict[str, str], code: str):
+async def test_the_error_for_missing_settings_names_them(commands: Commands, settings: dict[str, str], code: str):
     await commands.kit.publish("dem", clearance="public")
     commands.settings = Settings(**settings)
 
@@ -238,7 +244,9 @@ async def test_missing_settings_are_named(commands: Commands, settings: dict[str
     assert refused.value.code == code
 
 
-async def test_the_api_shows_neither_the_address_nor_its_secret(commands: Commands, tmp_path: Path):
+async def test_the_api_shows_neither_the_url_of_the_external_database_nor_its_password(
+    commands: Commands, tmp_path: Path
+):
     await commands.kit.publish("dem", clearance="public")
     chosen = {"external_database_url": DOWN, "public_url": PUBLIC_URL, "storage_folder": tmp_path}
     async with api(commands.kit.dsn, **chosen) as client:
@@ -250,11 +258,11 @@ async def test_the_api_shows_neither_the_address_nor_its_secret(commands: Comman
     assert "canary" not in repr(Settings(**chosen))
 
 
-def test_every_statement_fits_the_external_database(external_catalog: str):
+def test_every_statement_can_be_prepared_in_the_external_database(external_catalog: str):
     names = sorted(name for name in all_queries() if name.startswith("external_"))
     with psycopg.connect(external_catalog, autocommit=True) as connection:
         connection.execute(schema())
-        connection.execute(schema())  # again: nothing happens
+        connection.execute(schema())  # the second call changes nothing
         for name in names:
             connection.execute(f"PREPARE {name} AS {numbered(name)[0]}")
         prepared = connection.execute(
@@ -265,7 +273,7 @@ def test_every_statement_fits_the_external_database(external_catalog: str):
     assert len(names) >= 9
 
 
-async def test_approval_and_clearance_in_another_order_publish_nothing_by_themselves(with_external: Commands):
+async def test_a_new_approval_or_clearance_does_not_publish_the_layer_again(with_external: Commands):
     await publish(with_external)
     await clear(with_external.kit.store, "dem", Clearance.OUO, caller=BOB)
     await clear(with_external.kit.store, "dem", Clearance.PUBLIC, caller=BOB)

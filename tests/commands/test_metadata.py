@@ -1,4 +1,4 @@
-"""Layer metadata: edited by people, published into STAC and the layer catalogue, and withdrawn with the asset."""
+"""Layer metadata is edited by users, published in STAC and the layer catalogue, and removed there with its asset."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.operations.kit import BOB, collection
 
 pytestmark = pytest.mark.requirement("A6", "O2")
 
-EVERYTHING = {
+ALL_FIELDS = {
     "title": "Heights of the Alps",
     "description": "Measured by laser.\n\nIn metres.",
     "keywords": ["height", "alps"],
@@ -36,14 +36,14 @@ EVERYTHING = {
     "style": STYLE,
 }
 HOSTILE = "<script>alert(1)</script> {{7*7}} ${jndi:ldap://x} '; DROP TABLE dagapp.layer_metadata; --"
-LOOKS_ODD = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Co"]), min_size=1, max_size=60)
+ANY_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cf", "Cs", "Co"]), min_size=1, max_size=60)
 
 
 async def test_metadata_is_edited_with_optimistic_locking(commands: Commands):
     await commands.kit.submit("dem")
 
-    first = await commands.edit(**EVERYTHING)
-    same = await commands.edit(**EVERYTHING)
+    first = await commands.edit(**ALL_FIELDS)
+    same = await commands.edit(**ALL_FIELDS)
     change = LayerMetadataChange(title="Heights", keywords=None)
     changed = await edit_metadata(
         commands.kit.store, "dem", "raster", request=change, caller=BOB, if_match=f'"{first.etag}"'
@@ -52,19 +52,19 @@ async def test_metadata_is_edited_with_optimistic_locking(commands: Commands):
         await edit_metadata(commands.kit.store, "dem", "raster", request=change, caller=BOB, if_match=first.etag)
 
     assert (first.etag, same.etag, changed.etag, first.updated_by) == ("1", "1", "2", "bob")
-    assert (changed.title, changed.keywords, changed.attribution) == ("Heights", [], EVERYTHING["attribution"])
+    assert (changed.title, changed.keywords, changed.attribution) == ("Heights", [], ALL_FIELDS["attribution"])
     assert (stale.value.code, stale.value.facts["etag"]) == ("layer.changed", "2")
     assert stale.value.facts["metadata"]["title"] == "Heights"
     events = await commands.events("metadata_edited")
     assert [event["detail"] for event in events] == [
-        {"layer": "raster", "fields": sorted(EVERYTHING)},
+        {"layer": "raster", "fields": sorted(ALL_FIELDS)},
         {"layer": "raster", "fields": ["keywords", "title"]},
     ]
 
 
-async def test_a_put_removes_what_it_leaves_out(commands: Commands):
+async def test_a_put_removes_the_fields_that_it_leaves_out(commands: Commands):
     await commands.kit.submit("dem")
-    await commands.edit(**EVERYTHING)
+    await commands.edit(**ALL_FIELDS)
 
     replaced = await commands.edit(title="Only this")
 
@@ -74,7 +74,7 @@ async def test_a_put_removes_what_it_leaves_out(commands: Commands):
 async def test_publishing_changes_the_collection_and_the_catalogue_and_unpublishing_restores_both(commands: Commands):
     await commands.kit.publish("dem", tiles=2)
     before, empty = await commands.stac(), await commands.catalog()
-    await commands.edit(**EVERYTHING)
+    await commands.edit(**ALL_FIELDS)
     assert await commands.stac() == before
 
     published = await commands.run("metadata.publish", asset="dem", reason="final")
@@ -82,12 +82,12 @@ async def test_publishing_changes_the_collection_and_the_catalogue_and_unpublish
     (row,) = await commands.catalog()
     stored = await commands.kit.collection()
     assert {name: stored[name] for name in ("title", "description", "keywords")} == {
-        name: EVERYTHING[name] for name in ("title", "description", "keywords")
+        name: ALL_FIELDS[name] for name in ("title", "description", "keywords")
     }
     assert stored["providers"] == [{"name": "© Survey of the Alps", "roles": ["producer", "licensor"]}]
     assert stored["renders"]["default"] == {"assets": ["mosaic"], **STYLE}
     assert (row["title"], row["attribution"], row["keywords"]) == tuple(
-        EVERYTHING[name] for name in ("title", "attribution", "keywords")
+        ALL_FIELDS[name] for name in ("title", "attribution", "keywords")
     )
     assert (row["bbox"], row["clearance_state"], row["version_ordinal"], row["revision"]) == (
         [10.0, 46.0, 10.5, 46.5],
@@ -102,7 +102,7 @@ async def test_publishing_changes_the_collection_and_the_catalogue_and_unpublish
 
     assert await commands.stac() == before
     assert await commands.catalog() == empty == []
-    assert (await commands.kit.store.layer(row["asset_id"], "raster")).title == EVERYTHING["title"]
+    assert (await commands.kit.store.layer(row["asset_id"], "raster")).title == ALL_FIELDS["title"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ async def test_publishing_changes_the_collection_and_the_catalogue_and_unpublish
     ],
 )
 @pytest.mark.parametrize("versions", [1, 2])
-async def test_publish_and_unpublish_leave_everything_as_before(
+async def test_publishing_and_unpublishing_metadata_restores_the_catalogue(
     commands: Commands, metadata: dict[str, Any], versions: int
 ):
     for number in range(versions):
@@ -137,8 +137,8 @@ async def test_publish_and_unpublish_leave_everything_as_before(
 
 
 @settings(max_examples=60)
-@given(title=LOOKS_ODD, attribution=LOOKS_ODD, keywords=st.lists(LOOKS_ODD, max_size=4))
-def test_any_text_stays_text_and_changes_nothing_else(title: str, attribution: str, keywords: list[str]):
+@given(title=ANY_TEXT, attribution=ANY_TEXT, keywords=st.lists(ANY_TEXT, max_size=4))
+def test_any_text_is_stored_unchanged_and_changes_no_other_field(title: str, attribution: str, keywords: list[str]):
     known = collection("dem", 0, 1, is_tiled=True)
     layers = {"raster": {"title": title, "attribution": attribution, "keywords": keywords}}
 
@@ -154,7 +154,7 @@ def test_any_text_stays_text_and_changes_nothing_else(title: str, attribution: s
 
 
 @pytest.mark.parametrize("action", ["unpublish", "unpublish asset", "delete", "delete version", "uncleared"])
-async def test_nothing_of_an_asset_that_is_not_visible_is_in_the_layer_catalogue(commands: Commands, action: str):
+async def test_the_layer_catalogue_contains_no_layers_of_hidden_assets(commands: Commands, action: str):
     store = commands.kit.store
     for dataset in ("dem", "other"):
         await commands.kit.publish(dataset)
@@ -177,7 +177,7 @@ async def test_nothing_of_an_asset_that_is_not_visible_is_in_the_layer_catalogue
     assert "Heights" not in str(await commands.stac())
 
 
-async def test_what_is_published_again_needs_its_metadata_published_again(commands: Commands):
+async def test_metadata_must_be_published_again_after_its_asset_was_unpublished(commands: Commands):
     await commands.kit.publish("dem")
     await commands.edit(title="Heights")
     await commands.run("metadata.publish", asset="dem")
@@ -269,7 +269,7 @@ async def test_a_deleted_asset_and_an_unknown_layer_are_refused(commands: Comman
         {"style": {"expression": "b1*2"}},
     ],
 )
-def test_metadata_that_is_not_valid_is_refused(fields: dict[str, Any]):
+def test_invalid_metadata_is_refused(fields: dict[str, Any]):
     with pytest.raises(ValidationError):
         LayerMetadataRequest.model_validate(fields)
 
@@ -283,7 +283,9 @@ def test_metadata_that_is_not_valid_is_refused(fields: dict[str, Any]):
         ({"style": {"colormap_name": "viridiss"}}, "style.no-colormap"),
     ],
 )
-async def test_what_must_not_be_published_is_refused_when_it_is_written(commands: Commands, fields, code):
+async def test_metadata_with_secrets_or_an_unknown_colormap_is_refused_when_it_is_written(
+    commands: Commands, fields, code
+):
     await commands.kit.submit("dem")
 
     with pytest.raises(InvalidRequest) as refused:
@@ -316,7 +318,7 @@ RENDERS = {"default": {"assets": ["data"], "bidx": [4, 3, 2], "rescale": [[0, 9]
         ({"bidx": [9]}, RENDERS["default"]),  # the data has four bands
     ],
 )
-def test_a_style_replaces_what_contradicts_it_and_one_that_does_not_fit_changes_nothing(style, expected):
+def test_a_style_replaces_contradicting_options_and_is_ignored_if_the_bands_do_not_match(style, expected):
     LayerStyle.model_validate(style)
 
     renders = styled(RENDERS, style, 4)
@@ -325,16 +327,16 @@ def test_a_style_replaces_what_contradicts_it_and_one_that_does_not_fit_changes_
     assert rendering_of({"renders": renders}, {}).error is None
 
 
-def test_a_described_collection_is_still_valid_stac():
+def test_a_collection_with_layer_metadata_is_valid_stac():
     known = collection("dem", 0, 1, is_tiled=True)
     before = {str(each) for each in problems(known)}
 
-    after = {str(each) for each in problems(described(known, {"raster": EVERYTHING}))}
+    after = {str(each) for each in problems(described(known, {"raster": ALL_FIELDS}))}
 
     assert after <= before
 
 
-async def test_metadata_over_the_api_for_those_who_may(commands: Commands, tmp_path):
+async def test_metadata_can_be_read_and_changed_over_the_api_by_callers_with_permission(commands: Commands, tmp_path):
     await commands.kit.publish("dem", clearance="ouo")
     dsn = commands.kit.dsn
     reviewer = bearer(await key_of(dsn, "reviewer", "reviewer"))
@@ -344,7 +346,7 @@ async def test_metadata_over_the_api_for_those_who_may(commands: Commands, tmp_p
     path = f"{V1}/assets/dem/layers/raster/metadata"
     async with api(dsn, auth_enabled=True, storage_folder=tmp_path) as client:
         fresh = await client.get(path, headers=reviewer)
-        put = await client.put(path, json=EVERYTHING, headers={**reviewer, "If-Match": fresh.headers["etag"]})
+        put = await client.put(path, json=ALL_FIELDS, headers={**reviewer, "If-Match": fresh.headers["etag"]})
         stale = await client.put(path, json={}, headers={**reviewer, "If-Match": fresh.headers["etag"]})
         patched = await ok(client.patch(path, json={"description": None}, headers=reviewer))
         bad = await client.put(path, json={"title": "x" * 300}, headers=reviewer)
@@ -363,13 +365,13 @@ async def test_metadata_over_the_api_for_those_who_may(commands: Commands, tmp_p
 
     assert (fresh.headers["etag"], put.headers["etag"], put.status_code) == ('"0"', '"1"', 200)
     assert (stale.status_code, stale.json()["code"]) == (412, "layer.changed")
-    assert (patched["description"], patched["title"]) == (None, EVERYTHING["title"])
+    assert (patched["description"], patched["title"]) == (None, ALL_FIELDS["title"])
     assert bad.status_code == 422
     assert [answer.status_code for answer in forbidden] == [403, 403, 403, 401]
     assert [answer.status_code for answer in unseen] == [404, 404]
-    assert (owned["title"], owned["updated_by"]) == (EVERYTHING["title"], None)
+    assert (owned["title"], owned["updated_by"]) == (ALL_FIELDS["title"], None)
     assert hidden["items"] == by_keyword["items"] == outside["items"] == []
-    assert [(row["dataset_id"], row["title"]) for row in listed["items"]] == [("dem", EVERYTHING["title"])]
+    assert [(row["dataset_id"], row["title"]) for row in listed["items"]] == [("dem", ALL_FIELDS["title"])]
     assert "metadata" not in listed["items"][0]
     assert "published_by" not in listed["items"][0]
     assert [(layer["layer"], layer["is_published"]) for layer in layers["items"]] == [("raster", True)]

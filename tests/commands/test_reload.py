@@ -1,4 +1,4 @@
-"""Workflows are read again in all instances when their cache is invalidated."""
+"""All instances reload the workflows when the cache is invalidated."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ INSTANCE = "INSERT INTO dagapp.orchestrators (owner_id, host, pid, software_vers
 
 
 class Instance:
-    """What an orchestrator has for its workflows."""
+    """The parts of an orchestrator that load its workflows."""
 
     def __init__(self, dsn: str, folder: Path, interval_seconds: float) -> None:
         self.folder = folder
@@ -88,7 +88,7 @@ async def test_every_instance_reads_new_and_changed_workflows(commands: Commands
     assert {instance.workflows_refused for instance in result.instances} == {0}
 
 
-async def test_an_instance_that_does_not_read_them_is_shown(commands: Commands, folder: Path):
+async def test_an_instance_that_has_not_reloaded_the_workflows_is_reported(commands: Commands, folder: Path):
     silent = uuid4()
     async with instances(commands, folder, 1) as (instance,):
         await commands.run("cache.invalidate", wait_seconds=8)
@@ -111,7 +111,7 @@ async def test_a_refused_file_is_counted_and_the_others_are_used(commands: Comma
     assert "good" in instance.library.workflows
 
 
-async def test_workflows_stay_in_use_while_they_cannot_be_read(commands: Commands, folder: Path):
+async def test_workflows_stay_in_use_while_the_files_cannot_be_read(commands: Commands, folder: Path):
     async with instances(commands, folder, 1) as (instance,):
         await until(lambda: asyncio.sleep(0, instance.reload.generation is not None))
         before = instance.library
@@ -127,7 +127,7 @@ async def test_workflows_stay_in_use_while_they_cannot_be_read(commands: Command
         Instance(commands.kit.dsn, folder.with_name("moved"), 1)
 
 
-async def test_a_notification_is_enough_and_a_lost_one_costs_an_interval(commands: Commands, folder: Path):
+async def test_a_notification_reloads_the_workflows_before_the_next_interval(commands: Commands, folder: Path):
     async with instances(commands, folder, 1, interval_seconds=3600) as (instance,):
         await until(lambda: asyncio.sleep(0, instance.reload.generation is not None))
         missed = await commands.run("cache.invalidate", wait_seconds=0.5)

@@ -2,15 +2,15 @@
 
 A session is a coroutine that uses its connection as it always would. The connection stops before each statement that
 writes and before each commit, until the scheduler lets it continue. So the real calls run with their real statements,
-in every possible order. A statement outside a transaction gets one, so that another session can run between the
-statement and its commit.
+in every possible order. A statement outside of a transaction is executed in one, so that another session can run
+between the statement and its commit.
 
     choose a session ──▶ it runs one step ──▶ done, or blocked (waits for a lock that the other one holds)
-                     ◀── a session that was blocked, and no longer is, has finished its step
+                     ◀── a session that is no longer blocked has finished its step
 
-`explore` runs all interleavings, depth first: it runs the sessions repeatedly, each time from a fresh state, and makes
-another choice at the last point where one is left. A session that is blocked cannot be chosen, so each interleaving is
-one that can happen, and none is run twice.
+`explore` runs all interleavings, depth first: it runs the sessions repeatedly, each time from the prepared state, and
+makes another choice at the last point where another one is possible. A session that is blocked cannot be chosen, so
+each interleaving is one that can happen, and none is run twice.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _WRITES = (
 # These statements write tables that the engine does not use; they have tests of their own. The engine only inserts
 # callbacks, with the end of a job, and messages of the outbox, with tasks; relays lock those rows and no others, except
 # that `fail_tasks` first locks queued tasks, in the order of their keys.
-_APART = (
+_OTHER_PREFIXES = (
     "asset_",
     "cache_",
     "callbacks_",
@@ -62,7 +62,7 @@ _SESSIONS = frozenset({"start_session", "end_session", "forget_sessions"})
 WRITING = frozenset(
     name
     for name, text in all_queries().items()
-    if any(word in text for word in _WRITES) and not name.startswith(_APART) and name not in _KEYS | _SESSIONS
+    if any(word in text for word in _WRITES) and not name.startswith(_OTHER_PREFIXES) and name not in _KEYS | _SESSIONS
 )
 _BLOCKED = """
     SELECT a.wait_event_type = 'Lock' AND cardinality(pg_blocking_pids(a.pid)) > 0
@@ -72,26 +72,26 @@ _BLOCKED = """
 
 
 def name_of(statement: Any) -> str:
-    """The name under which `sql/` has this statement, or its beginning."""
+    """The name of this statement in `sql/`, or its first characters."""
     text = " ".join(str(statement).split())
     return _NAMES.get(text, text[:40])
 
 
 def _is_read(statement: Any) -> bool:
-    """Whether this only reads; what an orchestrator takes under its fence is a step of its own, even so."""
+    """Whether a statement only reads and is therefore no step. What an orchestrator reads under its fence is a step."""
     name = name_of(statement)
     return name in all_queries() and name not in WRITING and not name.startswith("take_")
 
 
 IsStep = Callable[[str, str], bool]
-"""Whether a statement, after the one before it, is a step of its own. Others go along with it."""
+"""Whether a statement is a separate step (previous statement, statement); otherwise it belongs to the step before."""
 
 
 class Gate:
     """Where a session waits for its turn."""
 
     def __init__(self) -> None:
-        self.waits_for: str | None = None  # the step it is about to do
+        self.waits_for: str | None = None  # the step that it will execute next
         self._arrived = asyncio.Event()
         self._go = asyncio.Event()
         self.deadlocks: list[BaseException] = []  # also those that the session has handled
@@ -119,7 +119,7 @@ class GatedConnection:
         self._gate = gate
         self._is_step = is_step
         self._is_open = False
-        self._before = ""
+        self._previous = ""
         self.closed = False
 
     async def execute(self, statement: Any, values: Any = None, **options: Any) -> Any:
@@ -156,9 +156,9 @@ class GatedConnection:
         return cursor
 
     async def _enter(self, name: str) -> None:
-        if self._is_step is None or self._is_step(self._before, name):
+        if self._is_step is None or self._is_step(self._previous, name):
             await self._gate.step(name)
-        self._before = name
+        self._previous = name
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -175,12 +175,12 @@ class GatedConnection:
         await self._connection.execute("COMMIT")
 
     async def close(self) -> None:
-        """After a failure. The real connection stays for the next interleaving."""
+        """Called after a failure. The real connection stays open for the next interleaving."""
         self.closed = True
 
 
-async def go_by_steps(connection: Any, steps: Sequence[pipeline.Step]) -> dict[str, pipeline.Rows]:
-    """Statements of one round trip are executed one after the other, and other sessions may run in between."""
+async def execute_step_by_step(connection: Any, steps: Sequence[pipeline.Step]) -> dict[str, pipeline.Rows]:
+    """Execute the statements of one round trip one after the other, so that other sessions can run in between."""
     if not isinstance(connection, GatedConnection):
         return await _go(connection, steps)
     answers: dict[str, pipeline.Rows] = {}
@@ -237,7 +237,7 @@ class _Actor:
     is_blocked: bool = False
 
     @property
-    def can_go(self) -> bool:
+    def is_ready(self) -> bool:
         return not self.task.done() and not self.is_blocked
 
 
@@ -269,7 +269,7 @@ class Interleaver:
         is_step: IsStep | None = None,
     ) -> int:
         """Run every interleaving of these sessions; returns their number."""
-        choices: list[tuple[int, int]] = []  # taken, of how many
+        choices: list[tuple[int, int]] = []  # the index of each choice, and the number of possible ones
         count = 0
         while True:
             await reset()
@@ -290,7 +290,7 @@ class Interleaver:
         for actor in actors:
             await self._settle(actor)
         while not all(actor.task.done() for actor in actors):
-            able = [actor for actor in actors if actor.can_go]
+            able = [actor for actor in actors if actor.is_ready]
             if not able:
                 await self._await_deadlock(actors)
                 continue
@@ -322,7 +322,7 @@ class Interleaver:
         return _Actor("AB"[number], gate, task, connection.info.backend_pid)
 
     async def _settle(self, actor: _Actor) -> None:
-        """Wait until a session has come to its next step, has ended, or is blocked by the other one."""
+        """Wait until a session has reached its next step, has ended, or is blocked by the other one."""
         arriving = asyncio.ensure_future(actor.gate.arrived())
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -341,7 +341,7 @@ class Interleaver:
             arriving.cancel()
 
     async def _await_deadlock(self, actors: Sequence[_Actor]) -> None:
-        """Both wait for each other: PostgreSQL ends one of them, which is a finding."""
+        """Both sessions wait for each other: wait until PostgreSQL ends one of them, which `check` will report."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asyncio.wait([actor.task for actor in actors], return_when=asyncio.FIRST_COMPLETED)
         for actor in actors:

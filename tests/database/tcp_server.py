@@ -77,7 +77,7 @@ class TcpServer:
                 time.sleep(0.05)
 
     def kill(self) -> None:
-        """As if the machine had lost its power: SIGKILL to the server and all its processes."""
+        """Kill the server and all its processes with SIGKILL, as if the machine had lost its power."""
         if self._process is None or self._process.poll() is not None:
             return
         children = [int(pid) for pid in _children_of(self._process.pid)]
@@ -99,7 +99,7 @@ class TcpServer:
         return psycopg.connect(address, autocommit=True, connect_timeout=5)
 
     def execute(self, *statements: str, database: str = DATABASE) -> list[tuple[Any, ...]]:
-        """The rows of the last statement."""
+        """Execute statements, and return the rows of the last one."""
         with self.administrator(database) as connection:
             for statement in statements:
                 cursor = connection.execute(statement)
@@ -110,7 +110,7 @@ class TcpServer:
         return f"postgresql://{user}@{HOST}:{self.port}/{DATABASE}{'?' if query else ''}{query}"
 
     def copy_to(self, standby: "TcpServer") -> None:
-        """Make a standby of this server: a base backup, which follows by streaming."""
+        """Make a standby of this server: a base backup with streaming replication."""
         primary = f"host={self.folder} port={self.port} user=postgres application_name=standby"
         self._run("pg_basebackup", "-D", standby.data, "-d", primary, "-R", "-X", "stream", "--checkpoint=fast")
 
@@ -138,7 +138,7 @@ class TcpServer:
 
 @contextlib.contextmanager
 def server_folder(name: str) -> Iterator[Path]:
-    """A folder that the user of the server can enter."""
+    """A folder that the operating system user of the server can enter."""
     folder = Path(f"/tmp/dagmaster-{name}-test-{os.getpid()}")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
@@ -164,7 +164,7 @@ def running(name: str, hba: str, settings: Mapping[str, str] | None = None) -> I
 
 
 def certificates(folder: Path, host: str = HOST) -> dict[str, str]:
-    """A certificate for the host, of a certificate authority whose certificate is in ca.pem. Settings of the server."""
+    """Create a certificate for the host; that of its authority is in ca.pem. Returns the settings of the server."""
     authority = trustme.CA()
     issued = authority.issue_cert(host)
     authority.cert_pem.write_to_path(folder / "ca.pem")

@@ -1,5 +1,5 @@
-"""What is read for each request of the map server, the API and the gateway is found by an index, also in tables that
-were filled a moment ago and have no statistics yet."""
+"""The queries of every request to the map server, the API and the gateway use indexes, even in tables that were just
+filled and have no statistics yet."""
 
 import re
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ def filled(cluster: Any, catalog_template: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("name", VALUES)
-def test_a_decision_reads_no_table_of_assets_from_end_to_end(filled: str, name: str, plan: str) -> None:
+def test_an_access_decision_scans_no_table_of_assets_sequentially(filled: str, name: str, plan: str) -> None:
     text, names = numbered(name)
 
     with psycopg.connect(filled, autocommit=True) as connection:

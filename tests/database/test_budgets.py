@@ -1,4 +1,4 @@
-"""Every worker that claims from a limited queue stays within its budget, also one that has just learned of it."""
+"""Workers never claim more than the limit of a queue, even one that has just learned of the limit."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ async def bench(database):
 async def test_a_worker_that_knows_one_limit_also_respects_the_limit_of_another_queue(bench):
     await bench.ledger.set_queue(NARROW, max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
-    assert len(await take(bench, Demand((NARROW,), ("echo",), 5))) == 1  # from now on it knows of that limit
+    assert len(await take(bench, Demand((NARROW,), ("echo",), 5))) == 1  # from now on it knows this limit
     await bench.ledger.set_queue(QUEUE, max_running=1)
 
     async with await psycopg.AsyncConnection.connect(bench.dsn) as other:
@@ -35,11 +35,11 @@ async def test_a_worker_that_knows_one_limit_also_respects_the_limit_of_another_
         await other.rollback()
     taken = await claiming
 
-    assert not done, "another worker holds the budget, and may be claiming"
+    assert not done, "the claim must wait for another worker, which may be claiming"
     assert [task.queue for task in taken] == [QUEUE]
 
 
-async def test_a_limited_queue_that_is_named_twice_has_one_budget(bench):
+async def test_a_limited_queue_that_is_named_twice_has_one_limit(bench):
     await bench.ledger.set_queue(QUEUE, max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
 

@@ -24,7 +24,7 @@ from dagmaster.database.catalog import pgstac as module
 from dagmaster.database.catalog import publish
 from dagmaster.database.catalog.pgstac import catalog_status, deploy_catalog, ensure_catalog, software_version
 from dagmaster.database.catalog.publish import CollectionWriter, Edition
-from dagmaster.database.connect import Database, pool
+from dagmaster.database.connect import ConnectionPool, pool
 from dagmaster.database.queries import all_queries, numbered
 from dagmaster.errors import Conflict, Unavailable, UnfitData
 from dagmaster.local import platform
@@ -71,7 +71,7 @@ def an_item(
 class Catalog(AssetTransactions):
     """Documents of a dataset, published in the transactions of a review, without an asset."""
 
-    def __init__(self, connections: Database, dsn: str, dataset_id: str = "dem") -> None:
+    def __init__(self, connections: ConnectionPool, dsn: str, dataset_id: str = "dem") -> None:
         super().__init__(connections)
         self.reader = CatalogReader(dsn)
         self._connections, self._dataset_id = connections, dataset_id
@@ -96,7 +96,7 @@ class Catalog(AssetTransactions):
                 )
 
     async def publish(self, *wanted: Edition) -> None:
-        """Let the catalogue hold these editions."""
+        """Let the catalogue contain exactly these editions."""
         if wanted:
             await self.prepare(*wanted)
         await self.put(*wanted)
@@ -109,7 +109,7 @@ class Catalog(AssetTransactions):
         self._held = list(wanted)
 
     async def add(self, edition: Edition) -> None:
-        """Publish one more, under a lock as that of an asset."""
+        """Publish one more edition, under a lock like that of an asset."""
         async with self._reviews:
             await self.put(*self._held, edition)
 
@@ -123,9 +123,9 @@ async def opened(dsn: str, size: int = 4, patience_seconds: float = 60, **option
 
 
 @pytest.fixture
-def of_a_cloud(cluster: Cluster) -> Iterator[dict[str, str]]:
-    """An empty database with the extensions that an administrator may create in clouds: the addresses of that
-    administrator, who is no superuser, and of the role with which processes run."""
+def cloud_database(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """An empty database with the extensions that an administrator can create in clouds. Returns the connection strings
+    of that administrator, who is not a superuser, and of the role of the processes."""
     with fresh_database(cluster, "template0") as dsn:
         with psycopg.connect(dsn, autocommit=True) as connection:
             for extension in ("postgis", "btree_gist", "unaccent"):
@@ -139,15 +139,15 @@ def of_a_cloud(cluster: Cluster) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.requirement("M2", "D1")
-async def test_an_administrator_without_superuser_deploys_and_processes_of_another_role_publish(of_a_cloud):
-    await asyncio.to_thread(deploy_schema, of_a_cloud["admin"], has_catalog=True)
-    await asyncio.to_thread(grant_to_platform, of_a_cloud["admin"], "cloud_platform")
+async def test_an_administrator_without_superuser_deploys_and_processes_of_another_role_publish(cloud_database):
+    await asyncio.to_thread(deploy_schema, cloud_database["admin"], has_catalog=True)
+    await asyncio.to_thread(grant_to_platform, cloud_database["admin"], "cloud_platform")
 
-    async with opened(of_a_cloud["platform"]) as catalog:
+    async with opened(cloud_database["platform"]) as catalog:
         await catalog.write([an_item("a"), an_item("b")])
         await catalog.publish((0, 1))
 
-    with psycopg.connect(of_a_cloud["platform"]) as connection:
+    with psycopg.connect(cloud_database["platform"]) as connection:
         items = connection.execute("SELECT id FROM pgstac.items ORDER BY id").fetchall()
         connection.execute("CREATE TEMPORARY TABLE compared (name text)")  # as verify-storage does
     assert items == [("a",), ("b",)]
@@ -156,7 +156,7 @@ async def test_an_administrator_without_superuser_deploys_and_processes_of_anoth
 @pytest.mark.requirement("D4")
 @pytest.mark.parametrize("before", ["0.9.12"])
 def test_the_catalogue_of_an_earlier_release_is_migrated(empty_database: str, before: str):
-    """The role of the gateway was created there: only roles that are named may create temporary tables."""
+    """That database has the role of the gateway: only roles with a grant may create temporary tables."""
     deploy_schema(empty_database, has_catalog=False)
     migrate_to(empty_database, before)
     with psycopg.connect(empty_database, autocommit=True) as connection:
@@ -181,7 +181,7 @@ def migrate_to(dsn: str, wanted: str) -> None:
 
 @pytest.mark.requirement("D1")
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("catalog_")))
-def test_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, name):
+def test_every_statement_can_be_prepared_in_the_deployed_catalogue(cluster, catalog_template, name):
     text, names = numbered(name)
 
     with psycopg.connect(cluster.dsn_of(catalog_template), autocommit=True) as connection:
@@ -195,7 +195,7 @@ def test_every_statement_fits_the_deployed_catalogue(cluster, catalog_template, 
 
 
 @pytest.mark.requirement("C1")
-def test_deploying_twice_or_concurrently_does_no_harm(cluster, database):
+def test_deploying_twice_or_concurrently_is_safe(cluster, database):
     assert catalog_status(database).deployed is None
     start = threading.Barrier(3)
 
@@ -214,7 +214,7 @@ def test_deploying_twice_or_concurrently_does_no_harm(cluster, database):
 
 
 @pytest.mark.requirement("C1")
-def test_a_server_without_postgis_is_reported_clearly(empty_database, monkeypatch):
+def test_a_server_without_postgis_is_reported(empty_database, monkeypatch):
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
 
     with pytest.raises(Unavailable) as raised:
@@ -226,7 +226,7 @@ def test_a_server_without_postgis_is_reported_clearly(empty_database, monkeypatc
 
 
 @pytest.mark.requirement("C1")
-def test_the_catalogue_can_be_done_without(database, monkeypatch):
+def test_the_platform_can_be_deployed_without_the_catalogue(database, monkeypatch):
     messages = []
 
     assert ensure_catalog(database, is_enabled=False) is None
@@ -241,7 +241,7 @@ def test_the_catalogue_can_be_done_without(database, monkeypatch):
 
 
 @pytest.mark.requirement("C1")
-def test_a_newer_catalogue_is_left_alone(catalog_database):
+def test_a_newer_catalogue_is_not_changed(catalog_database):
     with psycopg.connect(catalog_database, autocommit=True) as connection:
         connection.execute(
             "INSERT INTO pgstac.migrations (version, datetime) VALUES ('99.1.0', now() + interval '1 s')"
@@ -254,7 +254,7 @@ def test_a_newer_catalogue_is_left_alone(catalog_database):
 
 
 @pytest.mark.requirement("C1")
-def test_without_the_extra_it_says_what_to_install(empty_database, monkeypatch):
+def test_without_the_extra_the_error_says_what_to_install(empty_database, monkeypatch):
     monkeypatch.setattr(module, "software_version", lambda: None)
 
     with pytest.raises(Unavailable) as raised:
@@ -272,14 +272,14 @@ async def test_a_database_without_a_catalogue_is_reported_as_such(database):
                 await call
             assert raised.value.code == "catalog.not-deployed"
 
-        await catalog.put()  # nothing: there is nothing to withdraw
+        await catalog.put()  # does nothing: there is nothing to withdraw
 
 
 # One writer
 
 
 @pytest.mark.requirement("C1")
-async def test_an_item_comes_back_as_it_went_in(catalog_database):
+async def test_an_item_is_read_as_it_was_written(catalog_database):
     """pgSTAC keeps only what differs from the collection, where floats, nulls and empty values are easily lost."""
     item = an_item(
         "a",
@@ -304,7 +304,7 @@ async def test_an_item_comes_back_as_it_went_in(catalog_database):
 
 
 @pytest.mark.requirement("C1")
-async def test_a_new_revision_replaces_its_items_and_never_doubles_them(catalog_database):
+async def test_a_new_revision_replaces_its_items_without_duplicates(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.write([an_item("a"), an_item("b"), an_item("c")])
         await catalog.publish((0, 1))
@@ -319,8 +319,8 @@ async def test_a_new_revision_replaces_its_items_and_never_doubles_them(catalog_
 @pytest.mark.parametrize(
     "shared", ["a text with file:size", 7, True, 1.5, ["file:size", "b"], [{"file:size": 1}]], ids=str
 )
-async def test_an_item_may_have_an_object_where_its_collection_has_another_value(catalog_database, shared):
-    """Such a value must not be read as an object of which the item omits the keys."""
+async def test_an_item_can_have_an_object_where_its_collection_has_another_value(catalog_database, shared):
+    """The value of the collection must not be read as an object whose keys the item omits."""
     assets = {"data": {"title": shared, "bands": [{"name": shared}], "roles": ["data"]}}
     items = [an_item("a"), an_item("b"), an_item("c")]
     items[0]["assets"]["data"] |= {"title": {"file:size": 5, "x": {"y": 1}}, "bands": [{"name": {"file:size": 5}}]}
@@ -350,7 +350,7 @@ def a_titled_item(item_id: str) -> dict:
 
 
 @pytest.mark.requirement("C1")
-async def test_items_survive_that_their_collection_changes_what_they_share(catalog_database):
+async def test_items_do_not_change_when_their_collection_changes_shared_values(catalog_database):
     async with opened(catalog_database) as catalog:
         await catalog.write([a_titled_item("a")])
         await catalog.publish((0, 1))
@@ -362,13 +362,13 @@ async def test_items_survive_that_their_collection_changes_what_they_share(catal
 
 
 @pytest.mark.requirement("C1")
-async def test_a_collection_that_changes_while_items_wait_damages_none_of_them(catalog_database):
+async def test_a_collection_that_changes_while_items_wait_does_not_damage_them(catalog_database):
     async with opened(catalog_database) as catalog, await psycopg.AsyncConnection.connect(catalog_database) as holder:
         await catalog.write([a_titled_item("a")], item_assets=SHARED)
         await catalog.prepare((0, 1))
         await holder.execute("SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:dem', 0))")
         waiting = asyncio.create_task(catalog.put((0, 1)))
-        await until_someone_waits(holder)
+        await wait_for_waiter(holder)
         await holder.execute("SELECT pgstac.upsert_collection(%s)", [Jsonb(a_collection())])
         await holder.commit()
         await waiting
@@ -376,14 +376,14 @@ async def test_a_collection_that_changes_while_items_wait_damages_none_of_them(c
     assert await catalog.reader.get_item("dem", "a") == a_titled_item("a")
 
 
-async def until_someone_waits(connection: psycopg.AsyncConnection) -> None:
+async def wait_for_waiter(connection: psycopg.AsyncConnection) -> None:
     waiting = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
     while not (await connection.execute(waiting)).rowcount:
         await asyncio.sleep(0.01)
 
 
 @pytest.mark.requirement("C1")
-async def test_the_extent_is_that_of_the_items_also_when_some_go(catalog_database):
+async def test_the_extent_is_that_of_the_items_after_some_were_removed(catalog_database):
     long = an_item("long", west=0, start_datetime="2023-06-01T00:00:00Z", end_datetime="2025-01-01T00:00:00Z")
     async with opened(catalog_database) as catalog:
         await catalog.write([long, *(an_item(f"i{n}", west=n, at=START + timedelta(days=n)) for n in range(4))])
@@ -410,11 +410,11 @@ async def test_the_extent_is_that_of_the_items_also_when_some_go(catalog_databas
     [
         {"geometry": {"type": "Polygon", "coordinates": [[1, 2]]}},
         {"geometry": {"type": "Circle"}},
-        {"properties": {"datetime": "yesterday-ish"}},
+        {"properties": {"datetime": "not a time"}},
     ],
     ids=str,
 )
-async def test_what_cannot_be_stored_is_the_datas_fault_and_nothing_of_it_is(catalog_database, change):
+async def test_an_item_that_cannot_be_stored_is_blamed_on_the_data_and_nothing_is_published(catalog_database, change):
     async with opened(catalog_database, patience_seconds=0) as catalog:
         await catalog.write([an_item("a"), {**an_item("b"), **change}])
 
@@ -438,8 +438,8 @@ async def test_a_revision_without_documents_is_not_published(catalog_database):
 
 
 @pytest.mark.requirement("C1")
-async def test_eight_writers_of_one_collection_lose_nothing(catalog_database):
-    """Each adds items of several years, so that constraints are rebuilt under the others."""
+async def test_eight_writers_of_one_collection_lose_no_items(catalog_database):
+    """Each adds items of several years, so that constraints are rebuilt while the others write."""
     editions = [(ordinal, 1) for ordinal in range(8)]
     async with opened(catalog_database, size=8) as catalog:
         for ordinal, _ in editions:
@@ -462,7 +462,7 @@ async def test_eight_writers_of_one_collection_lose_nothing(catalog_database):
 @pytest.mark.requirement("C1")
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.slow)])
 async def test_concurrent_writers_of_new_collections_do_not_fail(catalog_database, count):
-    """Every new partition locks the table of all items, while searches hold it."""
+    """Every new partition locks the table of all items, which searches have locked too."""
     async with opened(catalog_database, size=10) as catalog:
         searching = asyncio.create_task(_search_on(catalog_database))
 
@@ -484,7 +484,7 @@ async def _search_on(dsn: str) -> None:
 
 
 @pytest.mark.requirement("C1")
-async def test_a_writer_waits_for_another_one_and_reports_when_the_wait_is_too_long(catalog_database, monkeypatch):
+async def test_a_writer_waits_for_another_one_and_fails_if_the_wait_is_too_long(catalog_database, monkeypatch):
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
     async with (
         opened(catalog_database, patience_seconds=30) as patient,
@@ -507,8 +507,8 @@ async def test_a_writer_waits_for_another_one_and_reports_when_the_wait_is_too_l
 
 
 @pytest.mark.requirement("C1")
-async def test_what_others_made_fail_is_tried_again(catalog_database, monkeypatch):
-    """A deadlock and a lost item, as pgSTAC's users have seen them."""
+async def test_a_write_that_fails_because_of_other_writers_is_retried(catalog_database, monkeypatch):
+    """A deadlock and a lost item, as users of pgSTAC have reported them."""
     values = "%(collection)s::text, %(ordinals)s::int[], %(revisions)s::int[]"
     faults = ["DO $$ BEGIN RAISE SQLSTATE '40P01'; END $$", f"SELECT {values}"]
     query = publish.query
@@ -526,8 +526,8 @@ async def test_what_others_made_fail_is_tried_again(catalog_database, monkeypatc
 
 
 @pytest.mark.requirement("C1")
-async def test_waiting_for_other_writers_does_not_count_as_time_of_a_statement(catalog_database):
-    """The session's own limit is shorter than the wait."""
+async def test_waiting_for_other_writers_does_not_count_towards_the_statement_timeout(catalog_database):
+    """The statement timeout of the session is shorter than the wait."""
     async with (
         opened(catalog_database, statement_timeout_seconds=0.3) as limited,
         await psycopg.AsyncConnection.connect(catalog_database) as holder,

@@ -47,7 +47,7 @@ def refusal(dsn: str) -> DagmasterError:
         ("host=h password=hunter2 port=abc", "its port is not a number"),
     ],
 )
-def test_the_refusal_of_a_malformed_address_repeats_no_secret(dsn, message):
+def test_the_error_about_a_malformed_address_contains_no_secret(dsn, message):
     error = refusal(dsn)
 
     assert isinstance(error, InvalidRequest)
@@ -57,20 +57,20 @@ def test_the_refusal_of_a_malformed_address_repeats_no_secret(dsn, message):
 
 
 @pytest.mark.requirement("M2")
-def test_pools_and_deployments_refuse_a_malformed_address_too():
+def test_pools_and_deployments_refuse_a_malformed_address():
     for act in (lambda: pool("mysql://h/db", "x", 0, 1), lambda: deploy.status("mysql://h/db")):
         with pytest.raises(InvalidRequest, match="begins with mysql"):
             act()
 
 
 @pytest.mark.requirement("M2")
-def test_several_hosts_and_sockets_are_addresses():
+def test_several_hosts_and_sockets_are_valid_addresses():
     assert "port=5432,5433" in conninfo("postgresql://me@a:5432,b:5433/db", "x", 1, 1, 1)
     assert "/run/x" in conninfo("postgresql://me@/db?host=/run/x", "x", 1, 1, 1)
 
 
 @pytest.mark.requirement("M3")
-def test_a_server_that_is_not_there_is_unavailable():
+def test_a_server_that_does_not_exist_is_unavailable():
     error = refusal("postgresql://me:hunter2@127.0.0.1:1/db")
 
     assert isinstance(error, Unavailable)
@@ -86,7 +86,7 @@ def test_an_unknown_host_is_reported_as_unknown():
 
 
 @pytest.mark.requirement("M3")
-def test_an_unknown_database_is_not_found(cluster):
+def test_an_unknown_database_is_reported_as_not_found(cluster):
     error = refusal(cluster.dsn_of("nothing_here"))
 
     assert isinstance(error, NotFound)
@@ -96,7 +96,7 @@ def test_an_unknown_database_is_not_found(cluster):
 
 @pytest.fixture(scope="module")
 def guarded(cluster):
-    """A user who needs a password; other users do not."""
+    """A role that needs a password; other roles do not."""
     rules = cluster.folder / "pg_hba.conf"
     rules.write_text(f"local all guarded scram-sha-256\n{rules.read_text()}")
     with administrator(cluster) as connection:
@@ -136,7 +136,7 @@ ACTS = {
 
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
-async def test_a_database_without_the_schema_is_to_be_deployed(empty_database, act):
+async def test_without_the_schema_the_error_says_to_deploy_it(empty_database, act):
     with pytest.raises(Unavailable, match="no dagmaster schema") as refused:
         await act(empty_database)
 
@@ -168,7 +168,7 @@ async def test_missing_rights_to_deploy_are_reported(cluster, empty_database):
 
 
 @pytest.mark.requirement("M3")
-async def test_an_older_schema_is_to_be_migrated(database):
+async def test_with_an_older_schema_the_error_says_to_migrate_it(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("ALTER TABLE dagapp.workers DROP COLUMN worker_type")
 
@@ -221,9 +221,9 @@ def test_rare_refusals_are_recognised_by_their_messages(message, code):
 
 
 @pytest.mark.requirement("C3")
-async def test_a_connection_that_lives_is_used_again_without_a_query(database, monkeypatch):
+async def test_a_live_connection_is_reused_without_a_query(database, monkeypatch):
     async def refuse(_connection: object) -> None:
-        raise AssertionError("a round trip for nothing")
+        raise AssertionError("an unnecessary round trip")
 
     reader = pool(database, "test", 0, 1)
     await reader.open()

@@ -1,8 +1,8 @@
 """A process that dies on either side of a commit, for each of the engine's write transactions.
 
 The calls and the state are those of the interleavings. Each call is made by a process of its own, which ends as by
-kill -9 at a given point: before the commit everything is as if the call had never been made, after it as if it had
-returned.
+kill -9 at a given point: before the commit everything is as if the call had never been made, after the commit as
+if it had returned.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.requirement("E3", "E4")
 CRASHED = 137
 MAX_VISITS = 5
 DOOMED = "doomed"
-# Which commits each call consists of, by the names of their crash points.
+# The commits of each call, by the names of their crash points.
 COMMITS: dict[str, tuple[str, ...]] = {
     "create": ("submit",),
     "create_once": ("submit_once",),
@@ -85,21 +85,21 @@ COMMITS: dict[str, tuple[str, ...]] = {
     "report_old": ("report_payloads",),
     "collect_unused": ("janitor",),
     "janitor": ("janitor",),
-    "janitor_tells": ("janitor",),
+    "janitor_reports": ("janitor",),
     "note_stuck": ("janitor",),
     "prune": ("retention",),
     "forget": ("retention",),
     "forget_tables": ("retention",),
 }
-AT_ONCE = (
-    "all in one round trip: the worker's own points are right before and right after it, and swept in tests/engine"
+ONE_ROUND_TRIP = (
+    "one round trip: the crash points of the worker are directly before and after it, and are swept in tests/engine"
 )
-ELSEWHERE = {
-    "exchange": AT_ONCE,
-    "exchange_claim": AT_ONCE,
-    "exchange_limited": AT_ONCE,
-    "exchange_limited_too": AT_ONCE,
-    "exchange_late": AT_ONCE,
+SWEPT_ELSEWHERE = {
+    "exchange": ONE_ROUND_TRIP,
+    "exchange_claim": ONE_ROUND_TRIP,
+    "exchange_limited": ONE_ROUND_TRIP,
+    "exchange_limited_too": ONE_ROUND_TRIP,
+    "exchange_late": ONE_ROUND_TRIP,
 }
 OF_ASSETS = (
     "submit_asset",
@@ -120,7 +120,7 @@ OF_ASSETS = (
     "external_claim",
 )
 SWEPT = {(name, commit) for name, commits in COMMITS.items() for commit in commits}
-# A decision on a state that has changed meanwhile is handled by the loop, which these calls do not have.
+# The loop handles a decision on a state that has changed meanwhile; these calls have no loop.
 NOT_REPEATED = tuple(name for name in COMMITS if name.startswith(("advance_", "take_over")))
 
 
@@ -148,13 +148,13 @@ def stage(cluster: Cluster, template_database: str, runner: asyncio.Runner) -> I
 
 
 class Trial:
-    """One call, made again and again from the same state."""
+    """One call, which is repeated from the same state."""
 
     def __init__(self, stage: Stage, transaction: Transaction) -> None:
         self.stage, self.transaction = stage, transaction
 
     async def begin(self) -> str:
-        await _restore(self.stage, needs_room=self.transaction.needs_room)
+        await _restore(self.stage, needs_partitions=self.transaction.needs_partitions)
         return await self.content()
 
     async def content(self) -> str:
@@ -192,12 +192,12 @@ class Trial:
         assert code in (0, CRASHED), f"{point}: ended with {code}"
         return code == CRASHED
 
-    async def forgotten(self) -> None:
+    async def wait_until_disconnected(self) -> None:
         """Wait until the server has noticed that its client has died."""
         deadline = time.monotonic() + 10
         statement = "SELECT 1 FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()"
         while await self.stage.rows(statement, f"%{DOOMED}%"):
-            assert time.monotonic() < deadline, "the session of the dead process is still there"
+            assert time.monotonic() < deadline, "the session of the dead process still exists"
             await asyncio.sleep(0.005)
 
     async def state(self, when: str) -> str:
@@ -213,7 +213,7 @@ class Trial:
 
     async def repeated(self, point: str) -> str:
         await self.call()
-        return await self.state(f"once more after a death at {point}")
+        return await self.state(f"repeated after a death at {point}")
 
 
 def _names() -> list[Any]:
@@ -226,7 +226,7 @@ def _names() -> list[Any]:
 
 
 @pytest.mark.parametrize("name", _names())
-def test_a_process_that_dies_at_a_commit_has_done_all_or_nothing_and_may_be_asked_again(
+def test_a_call_that_dies_at_a_commit_is_done_completely_or_not_at_all_and_can_be_repeated(
     name: str, stage: Stage, runner: asyncio.Runner
 ) -> None:
     trial, at_once = Trial(stage, BY_NAME[name]), runner.run
@@ -240,30 +240,30 @@ def test_a_process_that_dies_at_a_commit_has_done_all_or_nothing_and_may_be_aske
             prepared = at_once(trial.begin())
             if not trial.die(f"{before}:{visit}"):
                 break
-            at_once(trial.forgotten())
+            at_once(trial.wait_until_disconnected())
             if visit == 1 and commit == COMMITS[name][0]:
-                assert at_once(trial.content()) == prepared, f"{before}: something was left behind"
+                assert at_once(trial.content()) == prepared, f"{before}: the call has changed something"
             at_once(trial.state(before))
             if name not in NOT_REPEATED:
                 assert at_once(trial.repeated(before)) == undisturbed
 
             at_once(trial.begin())
             assert trial.die(f"{after}:{visit}")
-            at_once(trial.forgotten())
+            at_once(trial.wait_until_disconnected())
             left = at_once(trial.state(after))
             if name not in NOT_REPEATED:
                 at_once(trial.repeated(after))
-        assert visit > 1, f"{name} never came to {before}"
-        assert commit != COMMITS[name][-1] or left == undisturbed, f"{after}: not all of it is there"
+        assert visit > 1, f"{name} never reached {before}"
+        assert commit != COMMITS[name][-1] or left == undisturbed, f"{after}: the call is not complete"
 
 
 OF_OUTBOX = {"outbox_claim", "outbox_delete", "outbox_forget", "outbox_postpone"}
 
 
-def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_reason() -> None:
-    assert not COMMITS.keys() & ELSEWHERE.keys()
-    assert COMMITS.keys() | ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
-    # Those of documents are swept with raster jobs and those of callbacks in test_callbacks.py, both in tests/engine,
+def test_every_write_transaction_is_swept_or_listed_with_a_reason() -> None:
+    assert not COMMITS.keys() & SWEPT_ELSEWHERE.keys()
+    assert COMMITS.keys() | SWEPT_ELSEWHERE.keys() == {transaction.name for transaction in TRANSACTIONS}
+    # Commits of documents are swept with raster jobs and those of callbacks in test_callbacks.py, both in tests/engine,
     # those of assets and keys in tests/operations/test_crashes.py, those of commands in tests/commands/test_crashes.py,
     # those of uploads in tests/operations/test_uploads.py, those of external copies in tests/external, and those of the
     # outbox in tests/simulation, where relays die at any of their calls.
@@ -271,7 +271,7 @@ def test_every_write_transaction_has_points_on_both_sides_of_its_commit_or_a_rea
     assert commits == {*faults.TRANSACTIONS, *faults.STATEMENTS, "orchestrator"}
 
 
-def test_no_transaction_is_begun_without_points_at_its_commit() -> None:
+def test_every_transaction_in_the_code_has_crash_points_around_its_commit() -> None:
     begun = re.compile(r"( *)async with .*\.transaction\(\).*:\n((?:\1 .*\n|\n)*)(?=(\1.*\n)?)")
     bare = [
         file.name
@@ -281,5 +281,5 @@ def test_no_transaction_is_begun_without_points_at_its_commit() -> None:
     ]
 
     assert bare == ["due.py", "history.py", "storage.py", "api.py", "jobs.py"], (
-        "which only read, or write temporary tables"
+        "these transactions only read, or write temporary tables"
     )

@@ -1,4 +1,4 @@
-"""The documents of revisions: which are refused, how they are written, and what a job inherits of earlier ones."""
+"""The documents of revisions: which are refused, how they are written, and what a job inherits from earlier ones."""
 
 from typing import Any
 from uuid import uuid4
@@ -29,7 +29,7 @@ class Asset:
         )
 
     def revision(self, ordinal: int, revision: int, *, state: str = "completed", **items: dict[str, Any]) -> None:
-        """`items` are the properties of each, by the name of its part."""
+        """`items` has the properties of each item by the name of its part."""
         self.connection.execute(
             "INSERT INTO dagapp.asset_versions "
             "(asset_id, version_ordinal, version_label, platform_refs, revision) VALUES (%s, %s, %s, '{}', %s) "
@@ -75,11 +75,11 @@ def test_a_revision_inherits_from_the_newest_completed_one_of_its_version(asset)
     inherited = asset.earlier(0, 4)
 
     assert (inherited.item_id, inherited.ordinal, inherited.newest) == ("dem-v0-a", 0, 2)
-    assert inherited.properties == {"title": "two", "created": "2024-01-02T00:00:00Z"}, "without its renders"
+    assert inherited.properties == {"title": "two", "created": "2024-01-02T00:00:00Z"}, "renders are not inherited"
     assert (inherited.created, inherited.times) == ("2024-01-02T00:00:00Z", {})
 
 
-def test_a_new_version_inherits_from_the_newest_other_one(asset):
+def test_a_new_version_inherits_from_the_newest_other_version(asset):
     asset.revision(0, 1, a={"title": "one", "created": "2024-01-01T00:00:00Z"})
     asset.revision(1, 1, a={"title": "two", "created": "2024-01-02T00:00:00Z"})
     asset.revision(2, 1, state="processing")
@@ -87,17 +87,19 @@ def test_a_new_version_inherits_from_the_newest_other_one(asset):
     inherited = asset.earlier(2, 1)
 
     assert (inherited.ordinal, inherited.properties["title"]) == (1, "two")
-    assert (inherited.newest, inherited.created, inherited.times) == (None, None, {}), "these are of the version alone"
+    assert (inherited.newest, inherited.created, inherited.times) == (None, None, {}), (
+        "these belong to one version only"
+    )
 
 
-def test_a_completed_revision_without_documents_is_passed_over(asset):
+def test_a_completed_revision_without_documents_is_skipped(asset):
     asset.revision(0, 1, a={"title": "one"})
     asset.revision(0, 2)
 
     assert asset.earlier(0, 3).properties["title"] == "one"
 
 
-def test_a_superseded_revision_knows_the_newest_one(asset):
+def test_a_superseded_revision_knows_the_newest_revision(asset):
     asset.revision(0, 1, state="failed", a={"title": "one"})
     asset.revision(0, 2, a={"title": "two"})
 
@@ -115,7 +117,7 @@ def test_the_times_of_items_are_read_if_they_differ(asset):
 
     inherited = asset.earlier(0, 2)
 
-    assert inherited.created == "2025-01-01T00:00:00Z", "of the first of them"
+    assert inherited.created == "2025-01-01T00:00:00Z", "the times of the first item"
     assert inherited.times == {
         "dem-v0-a": {"datetime": "2024-01-01T00:00:00Z", **common},
         "dem-v0-b": {"datetime": "2024-02-01T00:00:00Z", **common},

@@ -1,4 +1,4 @@
-"""A private PostgreSQL survives what happens to machines, and disturbs no other server.
+"""The embedded PostgreSQL recovers from crashes, and does not disturb other servers.
 
 These start real servers; each has its own folder and is removed after its test.
 """
@@ -26,7 +26,7 @@ from dagmaster.local.embedded import MAX_SOCKET_FOLDER_LENGTH, Cluster
 pytestmark = pytest.mark.requirement("P1")
 
 IS_ROOT = os.geteuid() == 0
-as_root = pytest.mark.skipif(not IS_ROOT, reason="about what root must do differently")
+as_root = pytest.mark.skipif(not IS_ROOT, reason="tests what is different for root")
 NOBODY = 65534
 _numbers = itertools.count(1)
 
@@ -43,7 +43,7 @@ time.sleep(600)
 
 @pytest.fixture
 def new_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Make clusters by data folder, or by name as root; all are removed after the test."""
+    """Create clusters, as root by name and otherwise by data folder; all are removed after the test."""
     clusters: list[Cluster] = []
 
     def new(data_folder: Path | None = None, *, fast: bool = True) -> Cluster:
@@ -56,7 +56,7 @@ def new_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         cluster.remove()
 
 
-def test_a_private_cluster_starts_answers_and_stops(new_cluster):
+def test_a_cluster_starts_responds_and_stops(new_cluster):
     cluster = new_cluster()
 
     cluster.start()
@@ -73,7 +73,7 @@ def test_a_private_cluster_starts_answers_and_stops(new_cluster):
     assert not list(cluster.socket_folder.iterdir())
 
 
-def test_durability_is_given_up_only_when_asked(new_cluster):
+def test_durability_is_disabled_only_on_request(new_cluster):
     with new_cluster(fast=False) as cluster, psycopg.connect(cluster.dsn) as connection:
         careful = [connection.execute(f"SHOW {name}").fetchone() for name in ("fsync", "synchronous_commit")]
     with new_cluster(fast=True) as cluster, psycopg.connect(cluster.dsn) as connection:
@@ -86,21 +86,21 @@ def test_durability_is_given_up_only_when_asked(new_cluster):
 def test_a_second_start_finds_the_data(new_cluster):
     cluster = new_cluster()
     with cluster:
-        leave_a_mark(cluster)
+        write_mark(cluster)
 
     with cluster:
-        assert finds_the_mark(cluster)
+        assert has_mark(cluster)
 
 
 def test_a_killed_server_recovers_at_the_next_start(new_cluster):
     cluster = new_cluster(fast=False)
     cluster.start()
-    leave_a_mark(cluster)
+    write_mark(cluster)
 
     os.kill(cluster.server_pid(), signal.SIGKILL)
     cluster.start()
 
-    assert finds_the_mark(cluster)
+    assert has_mark(cluster)
 
 
 def test_a_killed_parent_leaves_no_server(new_cluster):
@@ -114,13 +114,13 @@ def test_a_killed_parent_leaves_no_server(new_cluster):
         assert cluster.is_running()
 
 
-def test_the_data_of_a_running_server_is_not_taken(new_cluster):
+def test_the_data_of_a_running_server_is_not_used_by_a_second_one(new_cluster):
     cluster = new_cluster()
     with holder_of(cluster) as (_, pid), pytest.raises(Conflict, match=f"process {pid}"):
         cluster.start()
 
 
-def test_another_process_may_stop_it(new_cluster):
+def test_another_process_can_stop_the_server(new_cluster):
     cluster = new_cluster()
     with holder_of(cluster) as (_, pid):
         cluster.stop()
@@ -128,8 +128,8 @@ def test_another_process_may_stop_it(new_cluster):
         assert has_ended(pid, within_seconds=5)
 
 
-def test_a_pid_file_whose_number_is_anothers_is_no_obstacle(new_cluster):
-    """After a power cut the file is still there, and the pid may belong to any process: here to this test."""
+def test_a_pid_file_with_the_pid_of_another_process_does_not_prevent_a_start(new_cluster):
+    """After a power cut the file still exists, and its pid may belong to any process: here to this test."""
     cluster = new_cluster()
     with cluster:
         kept = (cluster.data / "postmaster.pid").read_text()
@@ -178,7 +178,7 @@ def test_a_cluster_is_started_from_the_main_thread_only(new_cluster):
     assert "main thread" in str(raised)
 
 
-def test_long_data_paths_have_short_sockets(new_cluster, tmp_path):
+def test_a_long_data_path_has_a_short_socket_path(new_cluster, tmp_path):
     deep = tmp_path / ("d" * 100) / ("e" * 100)
 
     with new_cluster(deep) as cluster:
@@ -186,7 +186,7 @@ def test_long_data_paths_have_short_sockets(new_cluster, tmp_path):
         assert cluster.is_running()
 
 
-def test_a_closed_checkout_works_and_stays_closed(new_cluster, tmp_path, monkeypatch):
+def test_a_checkout_that_others_cannot_read_works_and_stays_unreadable(new_cluster, tmp_path, monkeypatch):
     checkout = tmp_path / "checkout"
     checkout.mkdir(mode=0o700)
     monkeypatch.chdir(checkout)
@@ -208,8 +208,8 @@ def test_root_runs_the_server_as_another_user(new_cluster):
 
 
 @as_root
-def test_a_normal_user_has_a_cluster_too():
-    """In a folder of that user's own. A fork, because the interpreter's files may be root's alone."""
+def test_a_normal_user_can_start_a_cluster():
+    """In a folder of that user. The test forks, because only root may be able to read the files of the interpreter."""
     data_folder = Path("/tmp") / f"dagmaster-test-{os.getpid()}"
     data_folder.mkdir(mode=0o700)
     os.chown(data_folder, NOBODY, NOBODY)
@@ -247,14 +247,14 @@ def test_a_folder_that_others_can_enter_is_refused(new_cluster):
         cluster.start()
 
 
-def test_a_missing_postgresql_is_reported_with_its_remedy(monkeypatch):
+def test_a_missing_postgresql_is_reported_with_the_command_that_installs_it(monkeypatch):
     monkeypatch.setattr(embedded, "_installed", lambda: iter([(13, Path("/old/bin"))]))
 
     with pytest.raises(NotFound, match="apt-get install postgresql-15-postgis-3"):
         embedded.find_binaries()
 
 
-def test_data_is_served_by_the_version_that_made_it(monkeypatch):
+def test_data_is_served_by_the_version_of_postgresql_that_created_it(monkeypatch):
     monkeypatch.setattr(embedded, "_installed", lambda: iter([(15, Path("/15")), (17, Path("/17")), (16, Path("/16"))]))
 
     assert embedded.find_binaries() == Path("/17")
@@ -265,22 +265,22 @@ def test_data_is_served_by_the_version_that_made_it(monkeypatch):
 
 
 def a_name() -> str:
-    # The number at the end lets a later run remove what a killed one left.
+    # With the number at the end, a later run can remove what a killed run has left.
     return f"test-{next(_numbers)}-{os.getpid()}"
 
 
-def leave_a_mark(cluster: Cluster) -> None:
+def write_mark(cluster: Cluster) -> None:
     with psycopg.connect(cluster.dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE mark AS SELECT 42 AS answer")
 
 
-def finds_the_mark(cluster: Cluster) -> bool:
+def has_mark(cluster: Cluster) -> bool:
     with psycopg.connect(cluster.dsn) as connection:
         return connection.execute("SELECT answer FROM mark").fetchone() == (42,)
 
 
 class holder_of:  # noqa: N801  reads as a phrase
-    """Another process that has started this cluster: (that process, the server's number)."""
+    """Another process that has started this cluster: (that process, the pid of the server)."""
 
     def __init__(self, cluster: Cluster) -> None:
         is_named = IS_ROOT

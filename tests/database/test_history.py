@@ -1,6 +1,6 @@
-"""verify-history on a real database: a sound run is clean, and each kind of damage is found and named.
+"""verify-history on a real database: a sound run has no findings, and each kind of damage is reported.
 
-One good run is made for the whole module; every test damages a copy of its database, with the guards switched off.
+One good run is made for the whole module; every test damages a copy of its database, with the guards disabled.
 """
 
 import asyncio
@@ -53,8 +53,8 @@ nodes:
 
 
 @pytest.fixture(scope="module")
-def good(cluster, template_database) -> Iterator[tuple[str, UUID]]:
-    """A database with sound jobs, and the id of one of them. It has no connections."""
+def sound_database(cluster, template_database) -> Iterator[tuple[str, UUID]]:
+    """The name of a database with sound jobs, and the id of one of them. Nothing is connected to the database."""
     with fresh_database(cluster, template_database) as dsn:
         job_id = asyncio.run(_sound_run(dsn))
         yield str(conninfo_to_dict(dsn)["dbname"]), job_id
@@ -71,14 +71,14 @@ async def _sound_run(dsn: str) -> UUID:
 
 
 @pytest.fixture
-def copy(cluster, good) -> Iterator[tuple[str, UUID]]:
-    name, job_id = good
+def copy(cluster, sound_database) -> Iterator[tuple[str, UUID]]:
+    name, job_id = sound_database
     with fresh_database(cluster, name) as dsn:
         yield dsn, job_id
 
 
 def damage(dsn: str, job_id: UUID, *statements: str) -> None:
-    """Do what the guards would refuse."""
+    """Execute statements that the guards would refuse."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET session_replication_role = replica")
         for statement in statements:
@@ -86,7 +86,7 @@ def damage(dsn: str, job_id: UUID, *statements: str) -> None:
 
 
 @pytest.mark.requirement("E4")
-async def test_a_sound_run_is_clean(copy):
+async def test_a_sound_run_has_no_findings(copy):
     dsn, _ = copy
     seen: list[int] = []
 
@@ -135,10 +135,14 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     ),
     ("a step that doesn't exist", FindingCode.TRANSITION, event("node_id = 'left'", "right", "node_skipped")),
     ("a node that was never expanded", FindingCode.TRANSITION, event("node_id = 'tiles__x'", "right", "node_skipped")),
-    ("type and state contradict", FindingCode.EVENT, event("event_type = 'node_failed'", "left", "node_completed")),
+    (
+        "type and state contradict each other",
+        FindingCode.EVENT,
+        event("event_type = 'node_failed'", "left", "node_completed"),
+    ),
     ("an event of an older epoch", FindingCode.EPOCH, event("epoch = 0", "left", "node_dispatched")),
     ("a row of an older epoch", FindingCode.EPOCH, f"UPDATE {JOBS} SET epoch = 0 {OF_JOB}"),
-    ("an attempt out of turn", FindingCode.ATTEMPT, event("attempt = 7", "left", "node_dispatched")),
+    ("an attempt with a wrong number", FindingCode.ATTEMPT, event("attempt = 7", "left", "node_dispatched")),
     ("a result of another attempt", FindingCode.ATTEMPT, event("attempt = 2", "left", "node_completed")),
     ("a task completed without a worker", FindingCode.ATTEMPT, event("attempt = NULL", "left", "node_completed")),
     (
@@ -157,7 +161,7 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         node("""output = jsonb_set(output, '{next}', '["right"]')""", "choose"),
     ),
     (
-        "a node before its dependency",
+        "a node that started before its dependency",
         FindingCode.START,
         definition("{nodes,left,depends_on}", '{"all_of": ["choose", "join"]}'),
     ),
@@ -168,27 +172,31 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         f" SELECT %(job)s, 1 + {LATEST}, 'extra', 'node_retried', 'ready', 99",
     ),
     ("dispatched in a failing job", FindingCode.WHILE_FAILING, definition("{nodes,extra,importance}", '"critical"')),
-    ("an outcome that doesn't follow", FindingCode.OUTCOME, definition("{nodes,extra,importance}", '"important"')),
+    (
+        "an outcome that does not follow from the nodes",
+        FindingCode.OUTCOME,
+        definition("{nodes,extra,importance}", '"important"'),
+    ),
     ("more retries than allowed", FindingCode.RETRY, definition("{nodes,first,retry,max_attempts}", "0")),
     (
-        "bad data tried again",
+        "bad data that was retried",
         FindingCode.RETRY,
         event("""event_data = '{"error": {"blame": "data"}}'""", "first", "node_failed"),
     ),
     (
-        "a wait out of bounds",
+        "a delay that is too long",
         FindingCode.WAIT,
         event("""event_data = '{"wait_seconds": 99}'""", "first", "node_retried"),
     ),
     ("a fan_in that miscounts", FindingCode.FAN_IN, node("output = jsonb_set(output, '{count}', '7')", "gather")),
     (
-        "a fan_in that went too early",
+        "a fan_in that completed too early",
         FindingCode.FAN_IN,
         event("""event_data = '{"total": 4}'""", "tiles", "node_completed"),
     ),
     ("another number of children in the row", FindingCode.NODE_ROW, node("total = 4", "tiles")),
-    ("a countdown that is off", FindingCode.COUNTERS, node("remaining = 1", "tiles")),
-    ("a failure counted in vain", FindingCode.COUNTERS, node("failed_count = 1", "tiles")),
+    ("a wrong count of remaining children", FindingCode.COUNTERS, node("remaining = 1", "tiles")),
+    ("a failure that did not happen was counted", FindingCode.COUNTERS, node("failed_count = 1", "tiles")),
     ("a job's row in another state", FindingCode.JOB_ROW, f"UPDATE {JOBS} SET status = 'failed' {OF_JOB}"),
     ("a node's row in another state", FindingCode.NODE_ROW, node("status = 'cancelled'", "tiles__0")),
     ("a node's row with another attempt", FindingCode.NODE_ROW, node("attempt = 2", "left")),
@@ -217,7 +225,7 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     ),
     ("a result is missing", FindingCode.RESULT, f"DELETE FROM {RESULTS} {OF_JOB} AND node_id = 'left'"),
     (
-        "a result that says otherwise",
+        "a result with another status",
         FindingCode.RESULT,
         f"UPDATE {RESULTS} SET status = 'failed' {OF_JOB} AND node_id = 'left'",
     ),
@@ -226,14 +234,14 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         FindingCode.RESULT,
         f"UPDATE {RESULTS} SET accepted = false {OF_JOB} AND node_id = 'left'",
     ),
-    ("an output from elsewhere", FindingCode.RESULT_OUTPUT, node("output = '{}'", "left")),
+    ("an output that is not that of the result", FindingCode.RESULT_OUTPUT, node("output = '{}'", "left")),
     (
         "a result that was never handled",
         FindingCode.RESULT_UNPROCESSED,
         f"UPDATE {RESULTS} SET processed = false {OF_JOB} AND node_id = 'left'",
     ),
     (
-        "params that are nowhere",
+        "params that are not stored",
         FindingCode.PAYLOAD,
         f"UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'",
     ),
@@ -245,9 +253,9 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
         f" INTO dagapp.dag_payload_parts VALUES (%(job)s, '{'0' * 64}', 0, convert_to(repeat('x', 300000), 'UTF8')))"
         f" UPDATE {TASKS} SET params_ref = '{REFERENCE}' {OF_JOB} AND node_id = 'left'",
     ),
-    ("an output that is nowhere", FindingCode.PAYLOAD, node(f"output_ref = '{REFERENCE}'", "left")),
+    ("an output that is not stored", FindingCode.PAYLOAD, node(f"output_ref = '{REFERENCE}'", "left")),
     (
-        "a result that is nowhere",
+        "a result that is not stored",
         FindingCode.PAYLOAD,
         f'UPDATE {JOBS} SET result_data = \'{{"large": {{"output_ref": {REFERENCE}}}}}\' {OF_JOB}',
     ),
@@ -275,12 +283,12 @@ DAMAGE: list[tuple[str, FindingCode, str]] = [
     ),
     ("an unreadable definition", FindingCode.DEFINITION, definition("{nodes}", '"gone"')),
     ("a missing definition", FindingCode.DEFINITION, f"DELETE FROM {DEFINITIONS} {OF_DEFINITION}"),
-    ("rows of no job", FindingCode.ORPHAN, f"DELETE FROM {JOBS} {OF_JOB}"),
+    ("rows without a job", FindingCode.ORPHAN, f"DELETE FROM {JOBS} {OF_JOB}"),
 ]
 
 
 @pytest.mark.parametrize(("code", "statement"), [row[1:] for row in DAMAGE], ids=[row[0] for row in DAMAGE])
-async def test_damage_is_found_and_named(copy, code, statement):
+async def test_damage_is_reported_with_its_code_and_job(copy, code, statement):
     dsn, job_id = copy
     damage(dsn, job_id, statement)
 
@@ -292,8 +300,8 @@ async def test_damage_is_found_and_named(copy, code, statement):
     assert all(f"job {job_id}" in str(finding) for finding in report.findings)
 
 
-def test_every_kind_of_finding_has_its_damage():
-    # `more` only says that there are more findings of other kinds.
+def test_there_is_a_test_of_damage_for_every_code():
+    # The code `more` only says that there are further findings.
     assert {code for _, code, _ in DAMAGE} == set(FindingCode) - {FindingCode.MORE}
 
 
@@ -320,7 +328,7 @@ async def test_only_the_jobs_that_were_named_are_checked(copy):
     assert [(finding.job_id, finding.message) for finding in report.findings] == [(unknown, "there is no such job")]
 
 
-async def test_events_without_a_job_are_no_orphans(copy):
+async def test_events_without_a_job_id_are_not_reported(copy):
     dsn, job_id = copy
     damage(dsn, job_id, f"INSERT INTO {EVENTS} (event_type) SELECT 'job_created' FROM {JOBS} {OF_JOB}")
 
@@ -330,8 +338,8 @@ async def test_events_without_a_job_are_no_orphans(copy):
 # --- jobs that still run ---------------------------------------------------------------------------------------------
 
 
-async def test_a_running_job_is_held_only_to_what_is_always_true(database):
-    """Dispatched, claimed, reported, and not yet handled: each is sound."""
+async def test_every_state_of_a_running_job_is_accepted(database):
+    """A task that is dispatched, claimed or reported but not yet processed is sound."""
     ledger = PostgresLedger(database)
     worker = uuid4()
     async with engine(database, workers=0, handlers=[STEP]) as running:

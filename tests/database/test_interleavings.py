@@ -21,7 +21,7 @@ from uuid import UUID
 import orjson
 import psycopg
 import pytest
-from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session, go_by_steps
+from tests.database.isolation import WRITING, GatedConnection, Interleaver, IsStep, Run, Session, execute_step_by_step
 
 from dagmaster.database import pipeline
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -91,7 +91,7 @@ SHORT = _workflow("""
   only: {handler: echo, next: end}
   end: {type: end}
 """)
-FRESH = _workflow("""
+UNSTORED = _workflow("""
   start: {type: start, next: other}
   other: {handler: echo, next: end}
   end: {type: end}
@@ -126,12 +126,12 @@ class Stage:
     claims: dict[UUID, Claim] = field(default_factory=dict)
     views: dict[UUID, JobView] = field(default_factory=dict)
     connection: psycopg.AsyncConnection[Any] | None = None
-    replica: psycopg.AsyncConnection[Any] | None = None  # to restore with
-    clean: set[str] = field(default_factory=set)  # end states that the history checker has seen
+    replica: psycopg.AsyncConnection[Any] | None = None  # the connection that restores the state
+    clean: set[str] = field(default_factory=set)  # end states that the history checker has found to be clean
     steps: set[str] = field(default_factory=set)
     interleavings: int = 0
     restored: int = 0
-    needs_room: bool = False
+    needs_partitions: bool = False
 
     async def advance(
         self, ledger: PostgresLedger, owner: UUID, claims: Sequence[Claim], scope: StepScope, views: dict[UUID, JobView]
@@ -181,7 +181,7 @@ async def _report(stage: Stage, worker: UUID, tasks: Sequence[Any], error: dict[
 
 
 async def _start(stage: Stage, job_id: UUID, workflow: Any, owner: UUID) -> None:
-    """Create a job, claim it, and let its first tasks go out."""
+    """Create a job, claim it, and dispatch its first tasks."""
     await stage.ledger.create_jobs([NewJob(job_id, workflow, {})])
     (claim,) = await stage.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=1e6, patience_seconds=0)
     assert claim.job_id == job_id
@@ -218,7 +218,7 @@ async def _prepare(stage: Stage) -> None:
     await _report(stage, WORKER, await _take(stage, WORKER, ["noop"], 1), no)
     await _advance(stage, ONE, ENDED)
     del stage.claims[ENDED]
-    # As if OTHER had held the task too: of a worker that never held it, no late report is stored.
+    # As if OTHER had held the task too: a late report is stored only if its worker has held the task.
     await stage.rows("UPDATE dagapp.dag_tasks SET worker_id = %s WHERE job_id = %s", OTHER, ENDED)
 
     await _start(stage, OPEN, WIDE, ONE)
@@ -355,16 +355,17 @@ async def _save(stage: Stage) -> None:
         END $$""")
 
 
-async def _restore(stage: Stage, *, needs_room: bool = False) -> None:
-    """As prepared. `needs_room`: no partitions were created for months, and all events lie in the default one."""
-    if needs_room:
+async def _restore(stage: Stage, *, needs_partitions: bool = False) -> None:
+    """Restore the prepared state. With `needs_partitions`, all events are in the default partition, as if no partition
+    had been created for months."""
+    if needs_partitions:
         await stage.rows(DROP_PARTITIONS)
-    elif stage.needs_room:
+    elif stage.needs_partitions:
         await stage.rows("SELECT dagapp.ensure_event_partitions()")
-    stage.needs_room = needs_room
+    stage.needs_partitions = needs_partitions
     stage.restored += 1
     if stage.restored % 50 == 0:
-        await stage.rows("VACUUM")  # otherwise each query would read through dead rows
+        await stage.rows("VACUUM")  # otherwise each query would read dead rows
     assert stage.replica is not None
     await stage.replica.execute("SELECT saved.restore()")
 
@@ -382,7 +383,7 @@ DROP_PARTITIONS = """
     """
 
 
-# A month long ago without a job, for retention to drop.
+# A partition of a month without jobs, which retention drops.
 OLD_PARTITION = """
     IF to_regclass('dagapp.dag_job_events_2001_01') IS NULL THEN
         CREATE TABLE dagapp.dag_job_events_2001_01 PARTITION OF dagapp.dag_job_events
@@ -402,7 +403,7 @@ class Transaction:
     name: str
     call: Call
     is_long: bool = False
-    needs_room: bool = False  # for a new partition
+    needs_partitions: bool = False  # it creates partitions
 
     def session(self, stage: Stage) -> Session:
         async def play(connection: GatedConnection) -> Any:
@@ -414,12 +415,12 @@ class Transaction:
 
 
 def _new(job_id: UUID, message_id: str | None = None) -> NewJob:
-    """A new job, of a definition that is not stored yet."""
-    return NewJob(job_id, FRESH, {}, message_id=message_id)
+    """A new job whose definition is not stored yet."""
+    return NewJob(job_id, UNSTORED, {}, message_id=message_id)
 
 
 def _creating_once(job_id: UUID) -> Call:
-    job = NewJob(job_id, FRESH, {}, submitted_by="hub", idempotency_key="key")
+    job = NewJob(job_id, UNSTORED, {}, submitted_by="hub", idempotency_key="key")
     return lambda _, ledger: ledger.create_once(job, "same")
 
 
@@ -441,7 +442,7 @@ def _handle_keyed(message: JobMessage) -> NewJob:
     number = ("key", "key_a", "key_b").index(message.message_id)
     return NewJob(
         _id(12 + number),
-        FRESH,
+        UNSTORED,
         {},
         submitted_by="hub",
         idempotency_key=message.message_id,
@@ -485,7 +486,9 @@ def _exchanging(
     demand = Demand(tuple(queues), light_handlers=HANDLERS, light=light)
 
     def exchange(_: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
-        ledger._limits.update(queue for queue in queues if queue == LIMITED)  # as an earlier claim has returned it
+        ledger._limits.update(
+            queue for queue in queues if queue == LIMITED
+        )  # as if an earlier claim had returned the limit
         return ledger.exchange(worker, reports, demand, lease_seconds=60)
 
     return exchange
@@ -501,7 +504,7 @@ async def _reporting(ledger: PostgresLedger, job_id: UUID, node_id: str, output:
 
 
 async def _advancing_with_payload(stage: Stage, ledger: PostgresLedger) -> None:
-    """A decision whose payload is what a worker stores for the same job."""
+    """A decision with the same payload that a worker stores for the same job."""
     scope = StepScope(overdue=frozenset({OPEN}))
     async with ledger.open_jobs(ONE, [stage.claims[OPEN]], scope) as step:
         decisions = _decide(step, stage.views)
@@ -519,8 +522,8 @@ def _saving(node_id: str) -> Call:
     return lambda _, ledger: ledger.save_checkpoint(Running(OPEN, node_id, 1), "phase_1", {"done": 1})
 
 
-async def _reviving(ledger: PostgresLedger, choose: Callable[[JobView], Rerun]) -> Any:
-    """If two run, the second finds a job that has not ended; with retention, it may find no job."""
+async def _rerun(ledger: PostgresLedger, choose: Callable[[JobView], Rerun]) -> Any:
+    """Rerun the ended job. A concurrent rerun may have reopened it, and retention may have deleted it."""
     try:
         return await ledger.rerun(ENDED, lambda job: choose(job.view()), {"by": "ana"})
     except (Conflict, NotFound) as refused:
@@ -534,8 +537,8 @@ def _on(ledger: PostgresLedger, other: Any) -> Any:
 
 
 def _sweeping(kind: str) -> Call:
-    """ONE has not touched OPEN for an hour, and a lease has lapsed as long ago;
-    a queue without a reader has a message."""
+    """ONE has not advanced OPEN for an hour, and a lease has lapsed that long ago. A queue without readers has a
+    message."""
     patience = JanitorThresholds(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
     return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(
         kind, RULES[kind], UUID(int=7), patience, is_dry=False
@@ -547,23 +550,23 @@ def _noting_stuck(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
     return janitor.note_stuck(UUID(int=7), ONE, stage.claims[OPEN], "boom")  # type: ignore[no-any-return]
 
 
-MOMENT = 1e-3  # seconds: all that has ended has ended longer ago
+MINIMUM_AGE = 1e-3  # seconds; everything that has ended is older
 
 
 def _pruning(ledger: PostgresLedger) -> Awaitable[Any]:
-    return _on(ledger, PostgresRetention("nowhere")).prune_jobs(MOMENT, 10)  # type: ignore[no-any-return]
+    return _on(ledger, PostgresRetention("nowhere")).prune_jobs(MINIMUM_AGE, 10)  # type: ignore[no-any-return]
 
 
 async def _forgetting(ledger: PostgresLedger) -> list[int]:
     retention = _on(ledger, PostgresRetention("nowhere"))
-    return [await retention._delete(name, MOMENT, 10) for name in ("retention_letters", "retention_actions")]
+    return [await retention._delete(name, MINIMUM_AGE, 10) for name in ("retention_letters", "retention_actions")]
 
 
 async def _forgetting_tables(ledger: PostgresLedger) -> list[Any]:
     retention = _on(ledger, PostgresRetention("nowhere"))
     return [
-        await retention._whole_table("retention_definitions", "deleted", MOMENT),
-        await retention._whole_table("retention_partition", "name", MOMENT),
+        await retention._whole_table("retention_definitions", "deleted", MINIMUM_AGE),
+        await retention._whole_table("retention_partition", "name", MINIMUM_AGE),
     ]
 
 
@@ -591,12 +594,12 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("review_deferred", _reviewing),
     Transaction("request_cancel", lambda _, ledger: ledger.request_cancel(OPEN, by="ana", reason=None)),
     Transaction("take_stops", lambda _, ledger: ledger.take_stops(WORKER)),
-    Transaction("rerun", lambda _, ledger: _reviving(ledger, resume)),
-    Transaction("rerun_from_scratch", lambda _, ledger: _reviving(ledger, lambda view: retry(view, node="only"))),
+    Transaction("rerun", lambda _, ledger: _rerun(ledger, resume)),
+    Transaction("rerun_from_scratch", lambda _, ledger: _rerun(ledger, lambda view: retry(view, node="only"))),
     Transaction("drop_letter", lambda _, ledger: ledger.drop_dead_letter(_id(10))),
     Transaction("release_unknown", lambda _, ledger: ledger.release_unknown(ONE, [OPEN])),
     Transaction("retire", lambda _, ledger: ledger.retire(ONE)),
-    Transaction("maintain", lambda _, ledger: ledger.maintain(), needs_room=True),
+    Transaction("maintain", lambda _, ledger: ledger.maintain(), needs_partitions=True),
     Transaction("exchange", _exchanging(WORKER, [(OPEN, "each__0"), (FAILED, "busy")], 2)),
     Transaction("exchange_late", _exchanging(SLOW, [(OPEN, "each__2")], 0)),
     Transaction("exchange_claim", _exchanging(OTHER, [], 10)),
@@ -622,7 +625,7 @@ TRANSACTIONS: tuple[Transaction, ...] = (
     Transaction("advance_with_payload", _advancing_with_payload, is_long=True),
     Transaction("collect_unused", _sweeping("unused")),
     Transaction("janitor", _sweeping("neglected")),
-    Transaction("janitor_tells", _sweeping("unread")),
+    Transaction("janitor_reports", _sweeping("unread")),
     Transaction("note_stuck", _noting_stuck),
     Transaction("prune", lambda _, ledger: _pruning(ledger), is_long=True),
     Transaction("forget", lambda _, ledger: _forgetting(ledger)),
@@ -630,9 +633,9 @@ TRANSACTIONS: tuple[Transaction, ...] = (
 )
 BY_NAME = {transaction.name: transaction for transaction in TRANSACTIONS}
 PAIRS = list(combinations_with_replacement(TRANSACTIONS, 2))
-# Statements that follow without waiting for a response, or that read only what the fence protects: they are one step
-# with the statement before them.
-ALONG = frozenset(
+# These statements are one step with the statement before them: they follow without waiting for its response, or they
+# read only rows that the fence protects.
+CONTINUATIONS = frozenset(
     {
         "take_waiting",
         "take_started",
@@ -648,13 +651,13 @@ ALONG = frozenset(
         "store_payload_part",
     }
 )
-TOGETHER = frozenset(
+CONTINUED_PAIRS = frozenset(
     {("promote_nodes", "apply_changes"), ("promote_nodes", "apply_steps"), ("insert_definitions", "create_jobs")}
 )
 
 
 def _is_step(before: str, name: str) -> bool:
-    return name not in ALONG and (before, name) not in TOGETHER
+    return name not in CONTINUATIONS and (before, name) not in CONTINUED_PAIRS
 
 
 def _is_coarse_step(before: str, name: str) -> bool:
@@ -663,18 +666,18 @@ def _is_coarse_step(before: str, name: str) -> bool:
 
 
 # Transactions that share no row with those of orchestrators.
-APART = frozenset({"enqueue", "replay", "beat", "beat_worker", "retire_worker", "set_queue"})
+INDEPENDENT = frozenset({"enqueue", "replay", "beat", "beat_worker", "retire_worker", "set_queue"})
 
 
 def _steps(first: "Transaction", second: "Transaction", plays_all: bool) -> IsStep | None:
     if plays_all:
         return None
-    is_coarse = (first.is_long and second.is_long) or {first.name, second.name} & APART
+    is_coarse = (first.is_long and second.is_long) or {first.name, second.name} & INDEPENDENT
     return _is_coarse_step if is_coarse else _is_step
 
 
-# Second transactions of a kind, and those that share rows with few others: each is paired only with these.
-DOUBLES = {
+# Variants of another transaction, and those that share rows with few others: each is paired only with these.
+PARTNERS = {
     "create_once_too": {"create_once"},
     "take_keyed": {"take_keyed", "create_once", "prune"},
     "claim_by_another": {"claim", "take_over", "release_unknown", "retire", "advance_half_dead", "review_deferred"},
@@ -749,8 +752,8 @@ DOUBLES = {
         "renew_late",
         "note_stuck",
     },
-    "janitor_tells": {"janitor_tells", "forget", "note_stuck"},
-    "note_stuck": {"note_stuck", "janitor", "janitor_tells", "retire", "forget"},
+    "janitor_reports": {"janitor_reports", "forget", "note_stuck"},
+    "note_stuck": {"note_stuck", "janitor", "janitor_reports", "retire", "forget"},
     "prune": {
         "prune",
         "forget_tables",
@@ -764,7 +767,7 @@ DOUBLES = {
         "report_to_ended",
         "maintain",
     },
-    "forget": {"forget", "drop_letter", "replay", "note_stuck", "janitor_tells"},
+    "forget": {"forget", "drop_letter", "replay", "note_stuck", "janitor_reports"},
     "forget_tables": {
         "prune",
         "forget_tables",
@@ -785,25 +788,24 @@ DOUBLES = {
     "collect_unused": {"collect_unused", "store_old", "report_old", "prune"},
     "exchange_limited_too": {"exchange_limited", "exchange_claim", "set_queue", "advance_failing", "advance_fail_fast"},
 }
-# One and the same owner has one call under way; a second can only be the one after a lost connection, see below.
+# An owner makes one call at a time; a second one can only be a repetition after a lost connection, see below.
 NEVER_TOGETHER = {("advance_failing", "advance_fail_fast")}
 
 
 def _is_played(first: Transaction, second: Transaction) -> bool:
     names = (first.name, second.name)
-    if "zombie" in names:  # it has a test of its own, with more checks
+    if "zombie" in names:  # it has its own test, with more checks
         return False
     for double, other in (names, names[::-1]):
-        if double in DOUBLES and other not in DOUBLES[double]:
+        if double in PARTNERS and other not in PARTNERS[double]:
             return False
     return names not in NEVER_TOGETHER and not (first is second and first.name.startswith("advance_"))
 
 
 def _is_in_sample(first: Transaction, second: Transaction) -> bool:
-    """Always the same sixth of the pairs, half of those with a second of a kind, and those whose outcome a mutant
-    changes."""
+    """Always the same sixth of the pairs, half of those in PARTNERS, and those with which a mutant is detected."""
     names = {first.name, second.name}
-    share = 2 if names & DOUBLES.keys() else 6
+    share = 2 if names & PARTNERS.keys() else 6
     return "report_to_ended" in names or zlib.crc32(f"{first.name} {second.name}".encode()) % share == 0
 
 
@@ -832,7 +834,7 @@ BROKEN = """
      WHERE (SELECT (count(*), count(DISTINCT e.sequence), max(e.sequence)) FROM dagapp.dag_job_events e
              WHERE e.job_id = j.job_id) IS DISTINCT FROM (j.last_sequence, j.last_sequence, j.last_sequence)
      UNION ALL
-    SELECT 'an event of an epoch to come', j.job_id::text FROM dagapp.dag_jobs j
+    SELECT 'an event of a future epoch', j.job_id::text FROM dagapp.dag_jobs j
       JOIN dagapp.dag_job_events e ON e.job_id = j.job_id AND e.epoch > j.epoch
      UNION ALL
     SELECT 'node and task disagree', n.node_id
@@ -843,7 +845,7 @@ BROKEN = """
      WHERE (n.status IN ('dispatched', 'running'))
            IS DISTINCT FROM (coalesce(t.status IN ('queued', 'running'), false) OR r.job_id IS NOT NULL)
      UNION ALL
-    SELECT 'a live task of no node', t.node_id
+    SELECT 'a live task without a node', t.node_id
       FROM dagapp.dag_tasks t
       LEFT JOIN dagapp.dag_node_states n ON n.job_id = t.job_id AND n.node_id = t.node_id AND n.attempt = t.attempt
      WHERE t.status IN ('queued', 'running')
@@ -852,12 +854,12 @@ BROKEN = """
     SELECT 'a running task without a worker', node_id FROM dagapp.dag_tasks
      WHERE status = 'running' AND (worker_id IS NULL OR lease_until IS NULL OR started_at IS NULL)
      UNION ALL
-    SELECT 'more runs than the queue may', t.queue
+    SELECT 'more running tasks than the limit of the queue', t.queue
       FROM dagapp.dag_tasks t
       JOIN dagapp.dag_queues q USING (queue)
      WHERE t.status = 'running' GROUP BY t.queue, q.max_running HAVING count(*) > q.max_running
      UNION ALL
-    SELECT 'one key, several jobs', idempotency_key FROM dagapp.dag_jobs
+    SELECT 'several jobs for one key', idempotency_key FROM dagapp.dag_jobs
      WHERE idempotency_key IS NOT NULL GROUP BY submitted_by, idempotency_key HAVING count(*) > 1
      UNION ALL
     SELECT 'a message in two places or none', m.id
@@ -869,17 +871,17 @@ BROKEN = """
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_dead_letters d WHERE d.message_id = m.id)
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.message_id = m.id)
     """
-# … and of payloads: a head has all of its parts, a part its head, and what a result refers to is kept.
+# Payloads: a row of dag_payloads has all its parts, a part has its row, and a payload of a result is kept.
 BROKEN += """
      UNION ALL
     SELECT 'a payload without all of its parts', p.sha256 FROM dagapp.dag_payloads p
      WHERE p.size_bytes IS DISTINCT FROM (SELECT sum(octet_length(d.data)) FROM dagapp.dag_payload_parts d
                                            WHERE d.job_id = p.job_id AND d.sha256 = p.sha256)
      UNION ALL
-    SELECT 'a part of no payload', d.sha256 FROM dagapp.dag_payload_parts d
+    SELECT 'a part without a payload', d.sha256 FROM dagapp.dag_payload_parts d
      WHERE NOT EXISTS (SELECT 1 FROM dagapp.dag_payloads p WHERE p.job_id = d.job_id AND p.sha256 = d.sha256)
      UNION ALL
-    SELECT 'a reference to nothing that is kept', r.node_id FROM dagapp.dag_task_results r
+    SELECT 'a reference to a payload that is not kept', r.node_id FROM dagapp.dag_task_results r
      WHERE r.output_ref IS NOT NULL
        AND NOT EXISTS (SELECT 1 FROM dagapp.dag_payloads p
                         WHERE p.job_id = r.job_id AND p.sha256 = r.output_ref ->> 'sha256' AND p.is_kept)
@@ -937,7 +939,7 @@ async def _check(stage: Stage, pair: str, run: Run) -> str:
 
 @pytest.fixture(autouse=True)
 def _by_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "execute", go_by_steps)
+    monkeypatch.setattr(pipeline, "execute", execute_step_by_step)
 
 
 @pytest.fixture(scope="module")
@@ -957,8 +959,8 @@ async def _prepared(dsn: str) -> Stage:
 async def _connected(stage: Stage) -> AsyncIterator[None]:
     connect = partial(psycopg.AsyncConnection.connect, stage.dsn, autocommit=True, prepare_threshold=0)
     async with await connect() as stage.connection, await connect() as stage.replica:
-        # As a replica, which checks neither guards nor foreign keys: restoring is not a transaction of the engine. Only
-        # once, because each change of this setting makes PostgreSQL plan all statements again.
+        # A replica checks neither guards nor foreign keys, which must not prevent restoring. This is set only once,
+        # because each change of this setting makes PostgreSQL plan all statements again.
         await stage.replica.execute("SET session_replication_role = replica")
         try:
             yield
@@ -982,16 +984,16 @@ _TOTAL: dict[str, int] = {}
 
 @pytest.mark.parametrize("first", [transaction.name for transaction in TRANSACTIONS if transaction.name != "zombie"])
 async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(stage, request, first):
-    """`first` with itself and with every one after it in the list; a sixth of the pairs unless --slow is given."""
+    """`first` is paired with itself and all transactions after it; without --slow, only a sample of the pairs runs."""
     plays_all = request.config.getoption("--slow")
     partners = [(a, b) for a, b in PAIRS if a.name == first and _is_played(a, b) and (plays_all or _is_in_sample(a, b))]
 
     async with Interleaver.on(stage.dsn) as tester:
         for a, b in partners:
-            pair, needs_room = f"{a.name} + {b.name}", a.needs_room or b.needs_room
+            pair, needs_partitions = f"{a.name} + {b.name}", a.needs_partitions or b.needs_partitions
 
-            async def reset(needs_room=needs_room):
-                await _restore(stage, needs_room=needs_room)
+            async def reset(needs_partitions=needs_partitions):
+                await _restore(stage, needs_partitions=needs_partitions)
 
             async def check(run, pair=pair):
                 await _check(stage, pair, run)
@@ -1004,33 +1006,33 @@ async def test_every_pair_of_transactions_in_every_order_keeps_the_invariants(st
     print(f"so far: {sum(_TOTAL.values())} interleavings of {len(_TOTAL)} pairs")
 
 
-async def test_every_statement_that_writes_is_played(stage):
+async def test_every_writing_statement_is_part_of_an_interleaving(stage):
     async with Interleaver.on(stage.dsn) as tester:
         for transaction in TRANSACTIONS:
 
             async def reset(transaction=transaction):
-                await _restore(stage, needs_room=transaction.needs_room)
+                await _restore(stage, needs_partitions=transaction.needs_partitions)
 
             async def check(run, transaction=transaction):
                 await _check(stage, transaction.name, run)
 
             await tester.explore([transaction.session(stage)], reset, check)
 
-    # One is reached only when another transaction came first, which the pairs provide for. The one that removes files
-    # locks rows that no other transaction has locked, never waits, and is tested in tests/engine/test_tidy.py. Variants
-    # with the outbox lock what the statements without it lock, and insert rows that are not visible before the commit.
+    # `job_of_message` is reached only after another transaction, as in the pairs. `janitor_leftovers` locks only rows
+    # that no other transaction has locked, never waits, and is tested in tests/engine/test_tidy.py. Variants with the
+    # outbox lock the same rows as those without it, and insert rows that are not visible before the commit.
     with_outbox = {"apply_changes_with_outbox", "apply_steps_with_outbox"}
     assert WRITING - stage.steps <= {"job_of_message", "janitor_leftovers"} | with_outbox
 
 
-async def test_whatever_a_transaction_changed_is_as_prepared_afterwards(stage):
+async def test_the_prepared_state_is_restored_after_each_transaction(stage):
     """Otherwise the next interleaving would start from another state."""
     changed = set()
     async with Interleaver.on(stage.dsn) as tester:
         for name in ("create", "advance_results", "exchange", "store_new", "prune", "maintain", "set_queue"):
 
-            async def reset(needs_room=BY_NAME[name].needs_room):
-                await _restore(stage, needs_room=needs_room)
+            async def reset(needs_partitions=BY_NAME[name].needs_partitions):
+                await _restore(stage, needs_partitions=needs_partitions)
 
             async def note(_run):
                 changed.update(await _differences(stage))
@@ -1042,7 +1044,7 @@ async def test_whatever_a_transaction_changed_is_as_prepared_afterwards(stage):
 
 
 async def _differences(stage: Stage) -> set[str]:
-    """The tables whose rows are not those that were saved."""
+    """The tables whose rows differ from the saved ones."""
     saved = await stage.rows(
         "SELECT c.relname, string_agg(quote_ident(attname), ', ' ORDER BY attnum) FROM pg_class c"
         " JOIN saved.versions v ON v.table_name = c.relname JOIN pg_attribute a ON a.attrelid = c.oid AND attnum > 0"
@@ -1057,12 +1059,12 @@ async def _differences(stage: Stage) -> set[str]:
     return different
 
 
-async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
+async def test_a_zombie_changes_nothing_in_any_interleaving(stage):
     zombie = BY_NAME["zombie"]
 
     async with Interleaver.on(stage.dsn) as tester:
         for other in TRANSACTIONS:
-            if other.needs_room or other is zombie:
+            if other.needs_partitions or other is zombie:
                 continue
             alone: set[str] = set()
 
@@ -1074,7 +1076,7 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
 
             async def compare(run, other=other, alone=alone):
                 state = await _check(stage, f"{other.name} + zombie", run)
-                assert state in alone, f"{other.name}: the zombie left a trace\n{run}"
+                assert state in alone, f"{other.name}: the zombie changed something\n{run}"
                 assert run.results[1] == {OPEN, GATHERING}
 
             await tester.explore([other.session(stage)], reset, note)
@@ -1082,8 +1084,8 @@ async def test_a_zombie_changes_nothing_whatever_it_meets(stage):
 
 
 @pytest.mark.parametrize("name", ["advance_results", "advance_overdue", "advance_failing"])
-async def test_a_call_that_is_repeated_while_the_first_is_still_under_way_does_no_harm(stage, name):
-    """An owner lost its connection, reads its job again and repeats its call; only then the first call commits."""
+async def test_a_call_that_is_repeated_before_the_first_has_committed_keeps_the_invariants(stage, name):
+    """An owner lost its connection, reads its job again and repeats its call; the first call commits after that."""
     first = BY_NAME[name]
 
     async def reset():
@@ -1097,13 +1099,13 @@ async def test_a_call_that_is_repeated_while_the_first_is_still_under_way_does_n
         await tester.explore([first.session(stage), first.session(stage)], reset, check)
 
 
-def test_every_pair_is_played_but_for_those_that_are_named():
+def test_every_pair_runs_except_for_those_that_are_listed():
     left_out = {(a.name, b.name) for a, b in PAIRS if not _is_played(a, b)}
 
     unexplained = {
         (a, b)
         for a, b in left_out - NEVER_TOGETHER
-        if "zombie" not in (a, b) and not {a, b} & DOUBLES.keys() and not (a == b and a.startswith("advance_"))
+        if "zombie" not in (a, b) and not {a, b} & PARTNERS.keys() and not (a == b and a.startswith("advance_"))
     }
     assert len(PAIRS) == len(TRANSACTIONS) * (len(TRANSACTIONS) + 1) // 2
     assert unexplained == set()

@@ -1,9 +1,9 @@
-"""One suite for all ledgers: what `database/ledger` promises, on PostgreSQL, in memory and over HTTP alike.
+"""One suite for all ledgers: what `database/ledger` promises, on PostgreSQL, in memory and over HTTP.
 
 `Bench` holds a ledger with a clock that the test sets. On PostgreSQL the clock is the session's `dagapp.fake_now`, set
 on the ledger's own connection; everything that a test compares is read by the same small set of queries.
 
-Over HTTP, what workers call goes through the API, with a key of a worker (`every_worker_ledger`); submitters and
+Over HTTP, calls of workers go through the API with the key of a worker (`every_worker_ledger`); submitters and
 orchestrators use the database.
 """
 
@@ -110,7 +110,7 @@ class Bench(Protocol):
     ledger: Ledger
 
     async def set_clock(self, seconds: float) -> None:
-        """So many seconds after the start."""
+        """Set the clock to this number of seconds after START."""
         ...
 
     async def rows(self, table: str, job_id: UUID | None = None) -> list[dict[str, Any]]: ...
@@ -178,14 +178,14 @@ class PostgresBench:
 
 
 class OverHttp(PostgresLedger):
-    """What a worker and its handlers call goes to the API, everything else to the database. What may not be read over
-    HTTP (payloads and checkpoints of tasks that the worker does not hold) is read by the orchestrator here."""
+    """Calls of a worker and its handlers go to the API, all others to the database. Payloads and checkpoints of tasks
+    that the worker does not hold cannot be read over HTTP, so they are read from the database."""
 
     def __init__(self, dsn: str, requests: WorkerRequests) -> None:
         super().__init__(dsn, "test")
         self._requests = requests
         self._worker = HttpLedger(requests)
-        self._held: dict[str, tuple[UUID, TaskMessage]] = {}  # all that were ever claimed, by task
+        self._held: dict[str, tuple[UUID, TaskMessage]] = {}  # every task that was ever claimed, with its worker
 
     async def _over_http(self, path: str, worker_id: UUID, *arguments: Any) -> Exchange:
         answer = await self._worker._exchange(path, worker_id, *arguments)
@@ -211,7 +211,7 @@ class OverHttp(PostgresLedger):
         await self._worker.retire_worker(worker_id)
 
     def _payloads(self, job_id: UUID, **facts: Any) -> HttpPayloads | None:
-        """Of the last task of this job that a worker has claimed."""
+        """The HTTP client for the last task of this job that a worker has claimed."""
         for worker_id, task in reversed(self._held.values()):
             if task.job_id == job_id and all(getattr(task, name) == value for name, value in facts.items()):
                 return HttpPayloads(self._requests, worker_id, task.task_id, 1.0)
@@ -247,7 +247,7 @@ class HttpBench(PostgresBench):
 
     async def set_clock(self, seconds: float) -> None:
         now = (START + timedelta(seconds=seconds)).isoformat()
-        pools = (self.services.work, self.services.leases, self.services.payloads)
+        pools = (self.services.exchange_ledgers, self.services.lease_ledgers, self.services.payload_ledgers)
         for ledger in (self.ledger, *(ledger for pool in pools for ledger in pool._all)):
             async with ledger._connected() as connection:
                 await connection.execute("SELECT set_config('dagapp.fake_now', %s, false)", [now])
@@ -291,18 +291,18 @@ def tiles(count: int, mode: str = "collect") -> NewJob:
     return a_job(1, a_workflow(TILES.format(mode=mode), head=INPUTS), input_params={"list": list(range(count))})
 
 
-class Everywhere:
+class RoutesAll:
     def route(self, work: Work) -> Route:
         return Route(work.queue or QUEUE, work.timeout_seconds or 1000.0)
 
 
-class Nowhere:
+class RoutesNothing:
     def route(self, work: Work) -> Route:
         raise UnknownRoute("unknown", DeferredWork(work.handler, work.queue), code="handler.unknown")
 
 
 def a_planner(**limits: Any) -> Planner:
-    return Planner(Everywhere(), Random(1), max_losses=3, **limits)
+    return Planner(RoutesAll(), Random(1), max_losses=3, **limits)
 
 
 @dataclass
@@ -316,7 +316,7 @@ class Driver:
     planner: Planner = field(default_factory=a_planner)
 
     async def run_once(self, also_read: str = "", wake: dict[tuple[UUID, str], int] | None = None) -> list[Any]:
-        """Advance with a view that is read again; `also_read`: what is read besides results. Returns the updates."""
+        """Load the job and advance it. `also_read` names what is read in addition to results. Returns the updates."""
         (job,) = await self.bench.ledger.load_jobs([self.claim.job_id])
         view = job.view()
         completed = [node_id for node_id, state in view.nodes.items() if state.status is NodeStatus.COMPLETED]
@@ -339,7 +339,7 @@ class Driver:
 
 
 async def owned(bench: Bench, job: NewJob) -> Driver:
-    """A job that is claimed and has dispatched what it can."""
+    """Create and claim a job, and dispatch its first tasks."""
     await bench.ledger.create_jobs([job])
     owner_id = await an_owner(bench)
     (claim,) = await claim_all(bench, owner_id)
@@ -370,12 +370,12 @@ async def hand_in(bench: Bench, *reports: Report, worker: UUID = WORKER) -> Any:
     return await bench.ledger.exchange(worker, reports, NO_DEMAND, lease_seconds=LEASE)
 
 
-async def only(bench: Bench, table: str, **where: Any) -> dict[str, Any]:
+async def only_row(bench: Bench, table: str, **where: Any) -> dict[str, Any]:
     (row,) = [row for row in await bench.rows(table) if all(row[name] == value for name, value in where.items())]
     return row
 
 
-async def everything(bench: Bench) -> list[Any]:
+async def all_rows(bench: Bench) -> list[Any]:
     tables = ("dag_jobs", "dag_node_states", "dag_tasks", "dag_task_results", "dag_job_events")
     return [sorted(map(str, await bench.rows(table))) for table in tables]
 
@@ -390,7 +390,7 @@ async def test_a_job_is_created_with_its_nodes_and_first_events(bench):
     created = await bench.ledger.create_jobs([job])
 
     assert created == [job.job_id]
-    row = await only(bench, "dag_jobs")
+    row = await only_row(bench, "dag_jobs")
     assert (row["status"], row["priority"], row["owner_id"], row["epoch"]) == ("pending", 7, None, 0)
     assert row["deadline_at"] == START + timedelta(seconds=7200)
     nodes = {node["node_id"]: (node["status"], node["max_retries"]) for node in await bench.rows("dag_node_states")}
@@ -414,7 +414,7 @@ async def test_a_job_is_created_once_by_id_and_by_message(bench):
 
 
 @pytest.mark.requirement("E2")
-async def test_of_two_jobs_of_one_message_in_one_call_the_first_stands(bench):
+async def test_only_the_first_of_two_jobs_with_the_same_message_is_created(bench):
     created = await bench.ledger.create_jobs([a_job(1, message_id="m1"), a_job(2, message_id="m1"), a_job(3)])
 
     assert created == [a_job(1).job_id, a_job(3).job_id]
@@ -464,7 +464,7 @@ async def test_messages_become_jobs_or_dead_letters_once(bench):
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_message_stays_when_it_could_not_be_handled(bench):
+async def test_a_message_is_kept_if_it_could_not_be_processed(bench):
     await bench.ledger.enqueue_message("m1", "dag-jobs", {})
 
     def handle(message: JobMessage) -> NewJob:
@@ -477,7 +477,7 @@ async def test_a_message_stays_when_it_could_not_be_handled(bench):
 
 
 @pytest.mark.requirement("Q1")
-async def test_messages_obey_idempotency_keys_as_other_submissions_do(bench):
+async def test_messages_follow_the_rules_of_idempotency_keys(bench):
     """Number, key, submitter and request of each message; the last one repeats a message that became a job."""
     first = a_job(1, idempotency_key="over-http", request_hash="a")
     await bench.ledger.create_once(first, "a")
@@ -519,7 +519,7 @@ async def test_messages_obey_idempotency_keys_as_other_submissions_do(bench):
 
 
 @pytest.mark.requirement("Q1")
-async def test_messages_of_unknown_workflows_stay_until_the_patience_is_over(bench):
+async def test_messages_of_unknown_workflows_are_kept_until_the_timeout(bench):
     bodies = {"known": {"workflow_id": "a"}, "unknown": {"workflow_id": "b"}, "none": {}, "number": {"workflow_id": 5}}
     for name, body in bodies.items():
         await bench.ledger.enqueue_message(name, "dag-jobs", body)
@@ -540,12 +540,12 @@ async def test_messages_of_unknown_workflows_stay_until_the_patience_is_over(ben
 # --- deferred work ---------------------------------------------------------------------------------------------------
 
 
-async def deferring(bench: Bench, job: NewJob) -> Driver:
+async def deferred_job(bench: Bench, job: NewJob) -> Driver:
     """A job whose owner cannot route its nodes."""
     await bench.ledger.create_jobs([job])
     owner_id = await an_owner(bench)
     (claim,) = await claim_all(bench, owner_id)
-    driver = Driver(bench, owner_id, claim, [], Planner(Nowhere(), Random(1)))
+    driver = Driver(bench, owner_id, claim, [], Planner(RoutesNothing(), Random(1)))
     await driver.run_once()
     return driver
 
@@ -560,8 +560,8 @@ def a_worker(*handlers: str, queues: tuple[str, ...] = (QUEUE,)) -> WorkerInfo:
 
 
 @pytest.mark.requirement("E22")
-async def test_work_that_no_live_process_knows_is_reported_after_the_patience(bench):
-    driver = await deferring(bench, a_job(1))
+async def test_work_that_no_live_process_knows_is_reported_after_the_timeout(bench):
+    driver = await deferred_job(bench, a_job(1))
     unknown = {}
     for seconds in (0, 599, 601):
         await bench.set_clock(seconds)
@@ -569,13 +569,13 @@ async def test_work_that_no_live_process_knows_is_reported_after_the_patience(be
 
     assert (unknown[0], unknown[599]) == (DeferralReview(), DeferralReview())
     assert unknown[601] == DeferralReview(frozenset(), {a_job(1).job_id: frozenset({DeferredWork("echo")})})
-    assert (await only(bench, "dag_jobs"))["owner_id"] == driver.owner_id
+    assert (await only_row(bench, "dag_jobs"))["owner_id"] == driver.owner_id
 
 
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("handler", ["echo", "another"])
-async def test_the_patience_begins_when_the_last_process_that_knows_the_handler_is_gone(bench, handler):
-    driver = await deferring(bench, a_job(1))
+async def test_the_timeout_starts_when_the_last_process_that_knows_the_handler_is_dead(bench, handler):
+    driver = await deferred_job(bench, a_job(1))
     for seconds in range(0, 601, 50):
         await bench.set_clock(seconds)
         await bench.ledger.beat_worker(a_worker(handler))
@@ -597,11 +597,13 @@ async def test_the_patience_begins_when_the_last_process_that_knows_the_handler_
         (["other"], [QUEUE, "container-tasks"], False),
     ],
 )
-async def test_a_job_goes_to_a_live_orchestrator_that_knows_handler_and_queue(bench, handlers, queues, is_released):
+async def test_a_job_is_released_to_a_live_orchestrator_that_knows_handler_and_queue(
+    bench, handlers, queues, is_released
+):
     narrow = a_workflow(
         "  start: {type: start, next: a}\n  a: {handler: echo, queue: container-tasks, next: end}\n  end: {type: end}\n"
     )
-    driver = await deferring(bench, a_job(1, narrow))
+    driver = await deferred_job(bench, a_job(1, narrow))
     other = UUID(int=2)
     await bench.ledger.beat(OrchestratorInfo(other, "host", 2, "test", {}, handlers, queues))
 
@@ -609,13 +611,13 @@ async def test_a_job_goes_to_a_live_orchestrator_that_knows_handler_and_queue(be
     mine, theirs = await claim_all(bench, driver.owner_id, patience=-1), await claim_all(bench, other, patience=-1)
 
     assert bool(released) is is_released
-    assert mine == [], "its owner does not claim it again while the other one is alive"
+    assert mine == [], "its owner must not claim it again while the other one is alive"
     assert bool(theirs) is is_released
 
 
 @pytest.mark.requirement("E22")
-async def test_a_released_job_is_claimed_by_any_orchestrator_once_the_one_that_knows_it_is_dead(bench):
-    driver = await deferring(bench, a_job(1))
+async def test_any_orchestrator_claims_a_released_job_if_the_one_that_knows_its_handler_is_dead(bench):
+    driver = await deferred_job(bench, a_job(1))
     await bench.ledger.beat(OrchestratorInfo(UUID(int=2), "host", 2, "test", {}, ["echo"], [QUEUE]))
     await review(driver)
     await bench.set_clock(100)
@@ -625,23 +627,23 @@ async def test_a_released_job_is_claimed_by_any_orchestrator_once_the_one_that_k
     driver.claim, driver.planner = claim, a_planner()
     await driver.run_once()
 
-    assert (await only(bench, "dag_jobs"))["deferred_work"] is None
-    assert (await only(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
+    assert (await only_row(bench, "dag_jobs"))["deferred_work"] is None
+    assert (await only_row(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
 
 
 @pytest.mark.requirement("E22")
 async def test_a_review_by_an_owner_that_lost_the_job_changes_nothing(bench):
-    driver = await deferring(bench, a_job(1))
+    driver = await deferred_job(bench, a_job(1))
     await bench.ledger.beat(OrchestratorInfo(UUID(int=2), "host", 2, "test", {}, ["echo"], [QUEUE]))
-    before = await only(bench, "dag_jobs")
+    before = await only_row(bench, "dag_jobs")
     driver.claim = replace(driver.claim, token=uuid4())
 
     assert await review(driver) == DeferralReview()
-    assert await only(bench, "dag_jobs") == before
+    assert await only_row(bench, "dag_jobs") == before
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_message_that_came_twice_makes_one_job(bench):
+async def test_a_message_that_arrived_twice_becomes_one_job(bench):
     for number in (1, 2):
         await bench.ledger.enqueue_message("m1", "dag-jobs", {})
         await bench.ledger.take_messages("dag-jobs", 9, lambda m, n=number: a_job(n, message_id=m.message_id))
@@ -663,7 +665,7 @@ async def test_jobs_are_claimed_by_priority_then_age(bench):
 
 
 @pytest.mark.requirement("E5")
-async def test_a_claim_raises_the_epoch_and_has_a_fresh_token(bench):
+async def test_a_claim_raises_the_epoch_and_has_a_new_token(bench):
     await bench.ledger.create_jobs([a_job(1)])
     first = await claim_all(bench, await an_owner(bench, 1))
     await bench.set_clock(61)
@@ -671,7 +673,7 @@ async def test_a_claim_raises_the_epoch_and_has_a_fresh_token(bench):
 
     assert [claim.epoch for claim in first + second] == [1, 2]
     assert first[0].token != second[0].token
-    row = await only(bench, "dag_jobs")
+    row = await only_row(bench, "dag_jobs")
     assert (row["owner_id"], row["claim_token"], row["epoch"]) == (UUID(int=2), second[0].token, 2)
 
 
@@ -686,7 +688,7 @@ async def test_jobs_spread_evenly_over_instances(bench):
 
 
 @pytest.mark.requirement("E5")
-async def test_beyond_its_share_an_instance_takes_only_what_waited_too_long(bench):
+async def test_beyond_its_share_an_instance_claims_only_jobs_that_have_waited_too_long(bench):
     await bench.ledger.create_jobs([a_job(n) for n in range(4)])
     owner, _ = await an_owner(bench, 1), await an_owner(bench, 2)
     share = await claim_all(bench, owner, patience=10)
@@ -711,7 +713,7 @@ async def test_the_jobs_of_a_silent_owner_are_orphans_and_those_of_a_live_one_ar
 
 
 @pytest.mark.requirement("E5")
-async def test_orphans_are_claimed_only_where_they_are_asked_for(bench):
+async def test_only_claim_orphans_claims_orphans(bench):
     await bench.ledger.create_jobs([a_job(1)])
     await claim_all(bench, await an_owner(bench, 1))
     await bench.ledger.create_jobs([a_job(2)])
@@ -727,18 +729,18 @@ async def test_orphans_are_claimed_only_where_they_are_asked_for(bench):
 
 
 @pytest.mark.requirement("E5")
-async def test_an_instance_that_was_silent_itself_reclaims_no_orphans(bench):
-    """After an outage no heartbeat is recent: instances would take the same jobs from each other, again and again."""
+async def test_an_instance_without_a_recent_heartbeat_claims_no_orphans(bench):
+    """After an outage no heartbeat is recent: instances would repeatedly take the same jobs from each other."""
     await bench.ledger.create_jobs([a_job(1)])
     second = await an_owner(bench, 2)
     await claim_all(bench, await an_owner(bench, 1))
     await bench.set_clock(61)
 
-    by_the_silent = await claim_all(bench, second)
+    without_heartbeat = await claim_all(bench, second)
     await an_owner(bench, 2)
-    after_a_heartbeat = await claim_all(bench, second)
+    with_heartbeat = await claim_all(bench, second)
 
-    assert (by_the_silent, [claim.job_id for claim in after_a_heartbeat]) == ([], [a_job(1).job_id])
+    assert (without_heartbeat, [claim.job_id for claim in with_heartbeat]) == ([], [a_job(1).job_id])
 
 
 @pytest.mark.requirement("E5")
@@ -752,7 +754,7 @@ async def test_a_missing_owner_counts_as_dead(bench):
 
 
 @pytest.mark.requirement("E5")
-async def test_the_jobs_of_an_owner_that_retires_are_free_at_once(bench):
+async def test_the_jobs_of_an_owner_that_retires_can_be_claimed_at_once(bench):
     await bench.ledger.create_jobs([a_job(1), a_job(2)])
     first, second = await an_owner(bench, 1), await an_owner(bench, 2)
     mine = await claim_all(bench, first, limit=1) + await claim_all(bench, first, limit=9, patience=-1)
@@ -766,7 +768,7 @@ async def test_the_jobs_of_an_owner_that_retires_are_free_at_once(bench):
 
 
 @pytest.mark.requirement("E5")
-async def test_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
+async def test_a_claim_whose_response_was_lost_is_detected_and_released(bench):
     await bench.ledger.create_jobs([a_job(1), a_job(2)])
     owner = await an_owner(bench, 1)
     known, lost = sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id)
@@ -786,7 +788,7 @@ async def test_a_claim_whose_answer_was_lost_is_noticed_and_given_back(bench):
 # --- the fence -------------------------------------------------------------------------------------------------------
 
 
-async def stale(bench: Bench) -> tuple[UUID, Claim]:
+async def replaced_owner(bench: Bench) -> tuple[UUID, Claim]:
     """A claim that is no longer valid, because another owner has claimed the job."""
     await bench.ledger.create_jobs([a_job(1)])
     first = await an_owner(bench, 1)
@@ -797,31 +799,31 @@ async def stale(bench: Bench) -> tuple[UUID, Claim]:
 
 
 @pytest.mark.requirement("E6")
-async def test_an_owner_that_was_replaced_can_write_nothing(bench):
-    owner, claim = await stale(bench)
-    before = await everything(bench)
+async def test_an_owner_that_was_replaced_cannot_write(bench):
+    owner, claim = await replaced_owner(bench)
+    before = await all_rows(bench)
 
     async with bench.ledger.open_jobs(owner, [claim], StepScope()) as step:
         await step.commit([])
 
     assert step.fenced == {claim.job_id}
     assert not step.jobs
-    assert await everything(bench) == before
+    assert await all_rows(bench) == before
 
 
 @pytest.mark.requirement("E6")
 @pytest.mark.parametrize("wrong", ["owner", "token"])
-async def test_neither_the_owner_nor_the_token_alone_opens_the_fence(bench, wrong):
+async def test_the_fence_requires_both_the_owner_and_the_token(bench, wrong):
     driver = await owned(bench, a_job(1))
     owner = uuid4() if wrong == "owner" else driver.owner_id
     claim = replace(driver.claim, token=uuid4()) if wrong == "token" else driver.claim
-    before = await everything(bench)
+    before = await all_rows(bench)
 
     async with bench.ledger.open_jobs(owner, [claim], StepScope()) as step:
         await step.commit([])
 
     assert step.fenced == {claim.job_id}
-    assert await everything(bench) == before
+    assert await all_rows(bench) == before
 
 
 @pytest.mark.requirement("E6")
@@ -834,13 +836,13 @@ async def test_an_ended_job_is_fenced(bench):
     async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
         await step.commit([])
 
-    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+    assert (await only_row(bench, "dag_jobs"))["status"] == "completed"
     assert step.fenced == {driver.claim.job_id}
 
 
 @pytest.mark.requirement("E6")
-async def test_one_stale_claim_does_not_hold_up_the_others(bench):
-    owner, lost = await stale(bench)
+async def test_a_stale_claim_does_not_block_the_others(bench):
+    owner, lost = await replaced_owner(bench)
     await bench.ledger.create_jobs([a_job(2)])
     await bench.ledger.beat(OrchestratorInfo(owner, "host", 1, "test"))
     (mine,) = await claim_all(bench, owner)
@@ -853,7 +855,7 @@ async def test_one_stale_claim_does_not_hold_up_the_others(bench):
 
 
 @pytest.mark.requirement("E9")
-async def test_jobs_without_reports_are_left_alone_where_only_reports_count(bench):
+async def test_open_reported_jobs_opens_only_jobs_with_reports(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.ledger.create_jobs([a_job(2)])
@@ -869,7 +871,7 @@ async def test_jobs_without_reports_are_left_alone_where_only_reports_count(benc
 
 
 @pytest.mark.requirement("E6")
-async def test_a_report_does_not_open_a_stale_fence(bench):
+async def test_a_stale_claim_is_fenced_even_if_there_is_a_report(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
@@ -879,15 +881,15 @@ async def test_a_report_does_not_open_a_stale_fence(bench):
         await step.commit([])
 
     assert not step.jobs
-    assert not (await only(bench, "dag_task_results"))["processed"]
+    assert not (await only_row(bench, "dag_task_results"))["processed"]
 
 
 @pytest.mark.requirement("E27")
-async def test_when_deciding_fails_nothing_has_happened(bench):
+async def test_a_decision_that_fails_changes_nothing(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
-    before = await everything(bench)
+    before = await all_rows(bench)
 
     async def decide() -> None:
         async with bench.ledger.open_jobs(driver.owner_id, [driver.claim], StepScope()) as step:
@@ -897,8 +899,8 @@ async def test_when_deciding_fails_nothing_has_happened(bench):
     with pytest.raises(ValueError, match="a bug"):
         await decide()
     if isinstance(bench, PostgresBench):
-        await bench.set_clock(0)  # a fresh connection
-    unchanged = await everything(bench)
+        await bench.set_clock(0)  # on a new connection
+    unchanged = await all_rows(bench)
     updates = await driver.run_once()
 
     assert unchanged == before
@@ -912,11 +914,11 @@ async def test_when_deciding_fails_nothing_has_happened(bench):
 async def test_a_dispatched_node_has_its_task(bench):
     await owned(bench, a_job(1, priority=4))
 
-    task = await only(bench, "dag_tasks")
+    task = await only_row(bench, "dag_tasks")
     assert (task["node_id"], task["attempt"], task["status"], task["priority"]) == ("work", 1, "queued", 4)
     assert (task["queue"], task["handler"], task["timeout_seconds"]) == (QUEUE, "echo", 1000.0)
-    assert (await only(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
-    assert (await only(bench, "dag_jobs"))["status"] == "running"
+    assert (await only_row(bench, "dag_node_states", node_id="work"))["status"] == "dispatched"
+    assert (await only_row(bench, "dag_jobs"))["status"] == "running"
 
 
 @every_worker_ledger
@@ -937,33 +939,33 @@ async def test_a_result_is_handled_exactly_once(bench):
     assert (result.node_id, result.attempt, result.status) == ("work", 1, NodeStatus.DISPATCHED)
     assert result.output == {"x": 1}
     assert (result.started_at, result.finished_at) == (START, START + timedelta(seconds=5))
-    row = await only(bench, "dag_task_results")
+    row = await only_row(bench, "dag_task_results")
     assert (row["accepted"], row["processed"], row["metrics"]) == (True, True, {"bytes": 3})
-    node = await only(bench, "dag_node_states", node_id="work")
+    node = await only_row(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["output"], node["attempt"]) == ("completed", {"x": 1}, 1)
     assert (node["started_at"], node["completed_at"]) == (START, START + timedelta(seconds=5))
     assert await bench.ledger.reported_jobs(driver.owner_id) == ()
-    job = await only(bench, "dag_jobs")
+    job = await only_row(bench, "dag_jobs")
     assert (job["status"], job["result_data"], job["owner_id"]) == ("completed", {"work": {"x": 1}}, None)
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E7")
-async def test_a_worker_that_lost_the_answer_hands_in_again_and_nothing_changes(bench):
+async def test_a_report_that_is_repeated_after_a_lost_response_changes_nothing(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
-    before = await everything(bench)
+    before = await all_rows(bench)
 
     again = await hand_in(bench, report_of(task, output=2))
 
     assert (again.accepted, again.late) == (1, ())
-    assert await everything(bench) == before
+    assert await all_rows(bench) == before
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E7")
-async def test_a_report_of_another_worker_does_not_stand_in_the_way_of_the_holders(bench):
+async def test_a_report_of_another_worker_does_not_block_that_of_the_holder(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
 
@@ -973,13 +975,13 @@ async def test_a_report_of_another_worker_does_not_stand_in_the_way_of_the_holde
 
     assert (other.accepted, other.late, results) == (0, (task.task_id,), [])
     assert (holder.accepted, holder.late) == (1, ())
-    row = await only(bench, "dag_task_results")
+    row = await only_row(bench, "dag_task_results")
     assert (row["accepted"], row["processed"], row["output"]) == (True, False, 1)
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E7")
-async def test_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
+async def test_a_report_of_an_unknown_task_is_late_and_is_not_stored(bench):
     exchange = await hand_in(bench, Report(UUID(int=9), "nowhere", 1, TaskStatus.SUCCEEDED))
 
     assert exchange.late == (f"{UUID(int=9)}_nowhere_1",)
@@ -988,7 +990,7 @@ async def test_a_report_of_an_unknown_task_is_late_and_leaves_no_trace(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E7")
-async def test_late_and_good_reports_come_in_one_call(bench):
+async def test_one_call_can_have_late_and_accepted_reports(bench):
     await owned(bench, tiles(3))
     tasks = sorted(await take(bench), key=lambda task: task.node_id)
     lost = Report(tasks[0].job_id, "tiles__0", 2, TaskStatus.SUCCEEDED)
@@ -1009,7 +1011,7 @@ async def test_late_and_good_reports_come_in_one_call(bench):
         (TaskStatus.RETURNED, None, Returned),
     ],
 )
-async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, status, error, kind):
+async def test_failed_and_returned_tasks_have_the_counters_of_their_nodes(bench, status, error, kind):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, status, error=error))
@@ -1018,7 +1020,7 @@ async def test_failed_and_returned_tasks_come_with_their_nodes_counters(bench, s
 
     assert isinstance(update, kind)
     assert (update.retry_count, update.loss_count, update.parent_node_id, update.fan_out_index) == (0, 0, None, None)
-    assert (await only(bench, "dag_tasks", attempt=1))["status"] == status
+    assert (await only_row(bench, "dag_tasks", attempt=1))["status"] == status
     if isinstance(update, Failed):
         assert update.error == error
 
@@ -1033,18 +1035,18 @@ async def test_a_failed_attempt_stays_visible_and_its_node_waits(bench):
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error))
     await driver.run_once()
 
-    node = await only(bench, "dag_node_states", node_id="work")
+    node = await only_row(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["retry_count"], node["error_message"]) == ("ready", 1, "no")
     assert node["not_before"] == START + timedelta(seconds=15)
-    row = await only(bench, "dag_task_results")
+    row = await only_row(bench, "dag_task_results")
     assert (row["status"], row["error"], row["error_message"]) == ("failed", error, "no")
 
 
 @pytest.mark.requirement("E18")
-async def test_a_large_output_of_a_node_is_not_carried_along(bench):
+async def test_a_large_output_of_a_node_is_not_part_of_the_update(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
-    # Random, or it would be compressed to something small.
+    # Random, because other text would be compressed.
     large = Random(1).randbytes(4 * SMALL_BYTES).hex()
     await hand_in(bench, report_of(task, output={"large": large}))
 
@@ -1060,7 +1062,7 @@ async def test_a_large_output_of_a_node_is_not_carried_along(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E19")
-async def test_tasks_are_taken_by_priority_then_order(bench):
+async def test_tasks_are_claimed_by_priority_then_age(bench):
     await bench.ledger.create_jobs([a_job(n, priority=p) for n, p in enumerate([0, 9, 9])])
     owner = await an_owner(bench)
     for claim in sorted(await claim_all(bench, owner), key=lambda claim: claim.job_id):
@@ -1073,7 +1075,7 @@ async def test_tasks_are_taken_by_priority_then_order(bench):
 
 
 async def queued(bench: Bench, *kinds: tuple[str, int]) -> None:
-    """A job with one queued task for each handler and priority, in this order."""
+    """Create one job with a queued task for each handler and priority, in this order."""
     await bench.ledger.create_jobs(
         [
             a_job(n, a_workflow(ONE.replace("echo", handler)), priority=priority)
@@ -1092,7 +1094,7 @@ def numbers(tasks: Iterable[TaskMessage]) -> set[int]:
 
 @every_worker_ledger
 @pytest.mark.requirement("E19")
-async def test_priority_goes_before_the_handler(bench):
+async def test_priority_decides_before_the_handler(bench):
     await queued(bench, ("echo", 1), ("echo", 9), ("sleep", 5), ("fail", 5), ("sleep", 0))
     demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 2)
 
@@ -1100,7 +1102,7 @@ async def test_priority_goes_before_the_handler(bench):
 
 
 @pytest.mark.requirement("E19")
-async def test_of_equal_priority_the_oldest_is_next_whatever_its_handler(bench):
+async def test_among_tasks_of_equal_priority_the_oldest_is_claimed_first(bench):
     await queued(bench, ("sleep", 0), ("echo", 0), ("sleep", 0), ("fail", 0), ("echo", 0))
     demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 1)
 
@@ -1108,7 +1110,7 @@ async def test_of_equal_priority_the_oldest_is_next_whatever_its_handler(bench):
 
 
 @pytest.mark.requirement("E19")
-async def test_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
+async def test_a_batch_claims_by_handler_in_the_order_of_their_oldest_tasks(bench):
     await queued(bench, ("sleep", 0), ("echo", 0), ("sleep", 0), ("fail", 0), ("echo", 0))
     demand = Demand((QUEUE,), ("echo", "sleep", "fail"), 3)
 
@@ -1128,7 +1130,7 @@ async def test_a_batch_takes_handlers_in_the_order_of_their_oldest(bench):
     ],
     ids=["light", "light before heavy", "one light", "no room for light", "one kind"],
 )
-async def test_all_kinds_of_a_limited_queue_share_its_room(bench, demand, taken):
+async def test_light_and_heavy_tasks_share_the_limit_of_a_queue(bench, demand, taken):
     await queued(bench, ("sleep", 5), ("echo", 9), ("sleep", 5), ("fail", 0), ("echo", 5))
     await bench.ledger.set_queue(QUEUE, max_running=3)
 
@@ -1139,7 +1141,7 @@ async def test_all_kinds_of_a_limited_queue_share_its_room(bench, demand, taken)
 
 
 @every_worker_ledger
-async def test_a_worker_takes_only_what_it_asked_for(bench):
+async def test_a_worker_claims_only_the_tasks_that_it_demands(bench):
     await owned(bench, tiles(5))
 
     other_queue = await take(bench, replace(SERVED, queues=("container-tasks",)))
@@ -1169,7 +1171,7 @@ async def test_a_report_claims_no_tasks(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E19")
-async def test_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is_lifted(bench):
+async def test_a_limit_applies_from_the_next_claim_and_can_be_removed(bench):
     await owned(bench, tiles(4))
     first = await take(bench, Demand((QUEUE,), ("echo",), 1))  # before there is a limit
     await bench.ledger.set_queue(QUEUE, max_running=2)
@@ -1184,7 +1186,7 @@ async def test_a_limit_is_known_from_the_first_claim_on_and_forgotten_when_it_is
 
 @every_worker_ledger
 @pytest.mark.requirement("E19")
-async def test_a_new_limit_is_noticed_also_where_other_queues_always_have_work(bench):
+async def test_a_limited_queue_is_served_although_another_queue_has_work(bench):
     await bench.ledger.set_queue("container-tasks", max_running=1)
     await owned(bench, a_job(1, a_workflow(TWO_QUEUES)))
 
@@ -1196,7 +1198,7 @@ async def test_a_new_limit_is_noticed_also_where_other_queues_always_have_work(b
 
 @every_worker_ledger
 @pytest.mark.requirement("E19")
-async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
+async def test_a_report_in_a_limited_queue_claims_the_next_task(bench):
     await owned(bench, tiles(3))
     await bench.ledger.set_queue(QUEUE, max_running=1)
     (task,) = await take(bench)
@@ -1207,7 +1209,7 @@ async def test_a_report_makes_room_in_a_limited_queue_and_takes_it(bench):
 
 
 @every_worker_ledger
-async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
+async def test_a_claimed_task_has_all_fields_that_its_worker_needs(bench):
     await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, params: {a: [1, null]}, timeout_seconds: 7,"))))
 
     (task,) = await take(bench)
@@ -1223,14 +1225,14 @@ async def test_a_claimed_task_says_all_that_its_worker_needs(bench):
         timeout_seconds=7,
         retry_count=0,
     )
-    row = await only(bench, "dag_tasks")
+    row = await only_row(bench, "dag_tasks")
     assert (row["status"], row["worker_id"], row["started_at"]) == ("running", WORKER, START)
     assert row["lease_until"] == START + timedelta(seconds=LEASE)
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E11")
-async def test_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
+async def test_a_claimed_task_has_the_number_of_workers_that_it_has_lost(bench):
     driver = await owned(bench, a_job(1))
     claimed = []
     for minute in (2, 4, 6):
@@ -1239,12 +1241,12 @@ async def test_a_claimed_task_says_how_many_workers_vanished_with_it(bench):
         await bench.ledger.beat(OrchestratorInfo(driver.owner_id, "host", 1, "test"))
         await driver.run_once("overdue")
         await bench.set_clock(60 * minute + 59)
-        await driver.run_once("overdue")  # its wait is over
+        await driver.run_once("overdue")  # the delay of its retry is over
 
     assert [(task.attempt, task.losses) for task in claimed] == [(1, 0), (2, 0), (3, 2)]
 
 
-# --- leases, time, waits ---------------------------------------------------------------------------------------------
+# --- leases, timeouts, delays ----------------------------------------------------------------------------------------
 
 
 @every_worker_ledger
@@ -1262,14 +1264,14 @@ async def test_a_lease_is_renewed_by_its_holder_only(bench):
     assert lost == {f"{task.job_id}_work_2"}
     assert others == {task.task_id}
     assert silent == frozenset()
-    row = await only(bench, "dag_tasks")
+    row = await only_row(bench, "dag_tasks")
     assert (row["lease_until"], row["progress"]) == (START + timedelta(seconds=100), {"fraction": 0.5})
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E7")
-async def test_a_task_that_waited_for_a_slot_has_started_when_its_handler_did(bench):
-    """Otherwise it would be taken for one that has run for too long."""
+async def test_a_task_that_waits_for_a_slot_starts_when_its_handler_starts(bench):
+    """Otherwise the waiting time would count towards its timeout."""
     await owned(bench, a_job(1))
     (task,) = await take(bench)
     waiting = Running(task.job_id, task.node_id, task.attempt, run_seconds=0.0)
@@ -1278,14 +1280,14 @@ async def test_a_task_that_waited_for_a_slot_has_started_when_its_handler_did(be
     for at, run_seconds in ((40, 0.0), (60, 15.0), (70, 25.0), (80, None), (90, 89.0)):
         await bench.set_clock(at)
         await bench.ledger.renew(WORKER, [replace(waiting, run_seconds=run_seconds)], lease_seconds=LEASE)
-        starts.append(((await only(bench, "dag_tasks"))["started_at"] - START).total_seconds())
+        starts.append(((await only_row(bench, "dag_tasks"))["started_at"] - START).total_seconds())
 
     assert starts == [40, 45, 45, 45, 45]
 
 
 @every_worker_ledger
 @pytest.mark.requirement("H1")
-async def test_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_them(bench):
+async def test_the_last_log_lines_are_stored_with_the_task_until_a_report_has_them(bench):
     driver = await owned(bench, tiles(3))
     reported, silent, lost = await take(bench)
     lines = [{"number": 1, "at": START.isoformat(), "level": "info", "text": "a line"}]
@@ -1305,11 +1307,11 @@ async def test_the_last_log_lines_are_kept_with_the_lease_until_a_report_has_the
 
 
 @pytest.mark.requirement("E19")
-async def test_of_a_queue_only_what_is_named_changes(bench):
+async def test_set_queue_changes_only_the_given_fields(bench):
     steps = []
     for changes in ({"is_paused": True}, {"max_running": 2}, {"is_paused": False}, {"max_running": None}):
         await bench.ledger.set_queue(QUEUE, **changes)
-        steps.append(await only(bench, "dag_queues"))
+        steps.append(await only_row(bench, "dag_queues"))
 
     assert [(row["max_running"], row["is_paused"]) for row in steps] == [
         (None, True),
@@ -1321,7 +1323,7 @@ async def test_of_a_queue_only_what_is_named_changes(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E11")
-async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench):
+async def test_a_task_is_lost_when_its_lease_lapses_and_its_report_is_late(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(59)
@@ -1339,36 +1341,36 @@ async def test_a_lapsed_lease_loses_the_task_and_its_report_comes_too_late(bench
     statuses = {row["attempt"]: row["status"] for row in await bench.rows("dag_tasks")}
     assert statuses == {1: "lost", 2: "queued"}
     assert late.late == (task.task_id,)
-    result = await only(bench, "dag_task_results", attempt=1)
+    result = await only_row(bench, "dag_task_results", attempt=1)
     assert (result["accepted"], result["processed"]) == (False, True)
     assert await bench.ledger.renew(WORKER, [Running(task.job_id, "work", 1)], lease_seconds=1) == {task.task_id}
-    node = await only(bench, "dag_node_states", node_id="work")
+    node = await only_row(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["attempt"], node["retry_count"], node["loss_count"]) == ("dispatched", 2, 0, 1)
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E11")
-async def test_a_task_is_lost_only_when_a_scan_sees_its_lapsed_lease(bench):
+async def test_a_task_with_a_lapsed_lease_is_lost_only_when_overdue_tasks_are_read(bench):
     driver = await owned(bench, a_job(1))
     await take(bench)
     await bench.set_clock(59)
     early = await driver.run_once("overdue")
     await bench.set_clock(61)
-    of_other_job = await driver.run_once("started")
+    without_overdue = await driver.run_once("started")
 
     assert early == []
-    assert [type(item) for item in of_other_job] == [Started]
+    assert [type(item) for item in without_overdue] == [Started]
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E10")
-async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
+async def test_a_task_that_exceeds_its_timeout_fails_even_if_its_lease_is_renewed(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, timeout_seconds: 100,"))))
     (task,) = await take(bench)
     running = [Running(task.job_id, task.node_id, task.attempt)]
     await bench.set_clock(105)
     await bench.ledger.renew(WORKER, running, lease_seconds=LEASE)
-    in_time = await driver.run_once("overdue")  # the worker has some seconds to end it by itself
+    in_time = await driver.run_once("overdue")  # the worker has some seconds to end the task itself
     await bench.set_clock(111)
 
     (update,) = await driver.run_once("overdue")
@@ -1376,11 +1378,11 @@ async def test_a_task_past_its_time_fails_even_if_its_lease_is_kept(bench):
     assert in_time == []
     assert isinstance(update, Overran)
     assert (update.seconds, update.worker_id, update.started_at) == (100, str(WORKER), START)
-    assert (await only(bench, "dag_tasks"))["status"] == "failed"
+    assert (await only_row(bench, "dag_tasks"))["status"] == "failed"
 
 
 @pytest.mark.requirement("E10")
-async def test_waiting_in_a_queue_is_limited_apart(bench):
+async def test_waiting_in_a_queue_has_its_own_timeout(bench):
     driver = await owned(bench, a_job(1, a_workflow(ONE.replace("echo,", "echo, queue_timeout_seconds: 30,"))))
     await bench.set_clock(29)
     early = await driver.run_once("overdue")
@@ -1393,15 +1395,15 @@ async def test_waiting_in_a_queue_is_limited_apart(bench):
     assert pending.overdue == (driver.claim.job_id,)
     assert isinstance(update, Overran)
     assert (update.started_at, update.worker_id, update.seconds) == (None, None, 30)
-    assert (await only(bench, "dag_tasks"))["status"] == "cancelled"
+    assert (await only_row(bench, "dag_tasks"))["status"] == "cancelled"
     await bench.set_clock(40)
     await driver.run_once("overdue")
-    again = await only(bench, "dag_tasks", attempt=2)
+    again = await only_row(bench, "dag_tasks", attempt=2)
     assert (again["status"], again["expires_at"]) == ("queued", START + timedelta(seconds=70))
 
 
 @pytest.mark.requirement("E12")
-async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
+async def test_a_node_whose_delay_is_over_is_reported_as_pending_work(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "no", "blame": "handler"}))
@@ -1419,8 +1421,8 @@ async def test_a_node_whose_wait_has_ended_is_reported_as_pending_work(bench):
     assert (due.overdue, due.next_due_seconds) == ((task.job_id,), None)
     assert isinstance(update, Due)
     assert (update.attempt, update.status, update.retry_count) == (1, NodeStatus.READY, 1)
-    assert (await only(bench, "dag_tasks", attempt=2))["retry_count"] == 1
-    assert (await only(bench, "dag_node_states", node_id="work"))["not_before"] is None
+    assert (await only_row(bench, "dag_tasks", attempt=2))["retry_count"] == 1
+    assert (await only_row(bench, "dag_node_states", node_id="work"))["not_before"] is None
 
 
 @every_worker_ledger
@@ -1438,12 +1440,12 @@ async def test_a_task_that_has_run_for_a_while_is_shown_as_running(bench):
     assert (queued.started, fresh.started, old.started) == ((), (), (driver.claim.job_id,))
     assert isinstance(update, Started)
     assert again == []
-    node = await only(bench, "dag_node_states", node_id="work")
+    node = await only_row(bench, "dag_node_states", node_id="work")
     assert (node["status"], node["started_at"]) == ("running", START)
 
 
 @pytest.mark.requirement("E1")
-async def test_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
+async def test_a_failing_job_withdraws_queued_tasks_and_waiting_retries(bench):
     driver = await owned(bench, tiles(4))
     retried, running = await take(bench, replace(SERVED, light=2))
     await hand_in(bench, report_of(retried, TaskStatus.FAILED, error={"message": "no", "blame": "environment"}))
@@ -1460,8 +1462,8 @@ async def test_a_failing_job_takes_back_what_is_queued_and_what_waits(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E14")
-async def test_workers_are_asked_to_stop_what_runs_until_it_has_ended(bench):
-    """The answer to the first request may be lost."""
+async def test_requests_to_stop_a_task_are_repeated_until_it_has_ended(bench):
+    """The response with the first request may be lost."""
     driver = await owned(bench, tiles(2))
     (task,) = await take(bench, replace(SERVED, light=1))
 
@@ -1481,7 +1483,7 @@ async def test_workers_are_asked_to_stop_what_runs_until_it_has_ended(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E14")
-async def test_a_task_that_was_stopped_comes_back_as_given_back(bench):
+async def test_a_task_that_was_stopped_counts_as_returned(bench):
     driver = await owned(bench, tiles(1))
     (task,) = await take(bench, replace(SERVED, light=1))
     await driver.run_once("stop_running")
@@ -1494,7 +1496,7 @@ async def test_a_task_that_was_stopped_comes_back_as_given_back(bench):
 
 
 @pytest.mark.requirement("E14")
-async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
+async def test_a_cancel_request_is_pending_work_until_the_owner_has_started_to_stop_the_job(bench):
     driver = await owned(bench, a_job(1))
     job_id = driver.claim.job_id
 
@@ -1510,7 +1512,7 @@ async def test_a_request_to_cancel_reaches_the_owner_until_it_has_begun(bench):
 
     await driver.run_once()
     await driver.run_once("withdraw")
-    job = await only(bench, "dag_jobs")
+    job = await only_row(bench, "dag_jobs")
     assert (job["status"], job["stopping"]) == ("cancelled", "cancelled")
     assert await bench.ledger.reported_jobs(driver.owner_id) == ()
     assert await bench.ledger.request_cancel(job_id, by=None, reason=None) == (JobStatus.CANCELLED, False)
@@ -1530,7 +1532,7 @@ async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(b
 
     assert driver.claim.job_id not in before.overdue
     assert driver.claim.job_id in after.overdue
-    job = await only(bench, "dag_jobs")
+    job = await only_row(bench, "dag_jobs")
     assert (job["status"], job["error_message"]) == ("failed", "the job did not end within its timeout of 50 s")
 
 
@@ -1538,7 +1540,7 @@ async def test_a_job_past_its_deadline_is_pending_work_and_reported_as_overdue(b
 
 
 async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
-    """A fan_out of which some children failed for good, and with them the job."""
+    """A job that failed because some children of its fan_out failed."""
     strict = a_workflow(TILES.format(mode="collect").replace("    tolerate: 1.0\n", ""), head=INPUTS)
     driver = await owned(bench, a_job(1, strict, input_params={"list": list(range(count))}))
     tasks = await take(bench, replace(SERVED, light=count))
@@ -1546,25 +1548,25 @@ async def failed_tiles(bench: Bench, count: int, failing: int) -> Driver:
     for number, task in enumerate(sorted(tasks, key=lambda task: task.node_id)):
         bad = number < failing
         await hand_in(bench, report_of(task, TaskStatus.FAILED, error=error) if bad else report_of(task, output=number))
-    while (await only(bench, "dag_jobs"))["status"] == "running":
+    while (await only_row(bench, "dag_jobs"))["status"] == "running":
         await driver.run_once("withdraw")
     return driver
 
 
-def rerun_of_unsuccessful(job: LoadedJob) -> Rerun:
+def choose_resume(job: LoadedJob) -> Rerun:
     return resume(job.view())
 
 
 @pytest.mark.requirement("E15")
-async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
+async def test_an_ended_job_resumes_with_the_nodes_that_are_missing(bench):
     driver = await failed_tiles(bench, 4, 2)
     job_id = driver.claim.job_id
-    assert (await only(bench, "dag_jobs"))["status"] == "failed"
+    assert (await only_row(bench, "dag_jobs"))["status"] == "failed"
 
-    rerun, count = await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {"by": "ana"})
+    rerun, count = await bench.ledger.rerun(job_id, choose_resume, {"by": "ana"})
 
     assert (rerun.children, count) == ({"tiles": 2}, 1)
-    job = await only(bench, "dag_jobs")
+    job = await only_row(bench, "dag_jobs")
     assert (job["status"], job["owner_id"], job["error_message"], job["completed_at"]) == ("running", None, None, None)
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     assert {node_id: states[node_id]["status"] for node_id in ("tiles__0", "tiles__1", "tiles__2", "tiles__3")} == {
@@ -1582,7 +1584,7 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     await again.run_once()
     scope = StepScope(wake={(job_id, "tiles"): 1})
     async with bench.ledger.open_jobs(owner, [claim], scope) as step:
-        pass  # without a commit nothing has happened
+        pass  # without a commit, nothing is written
     assert [(type(item), item.node_id, item.attempt) for item in step.jobs[job_id].updates] == [(Idle, "tiles__0", 1)]
 
     await again.run_once(wake={(job_id, "tiles"): 2})
@@ -1591,8 +1593,8 @@ async def test_a_job_that_has_ended_resumes_with_what_is_missing(bench):
     for task in tasks:
         await hand_in(bench, report_of(task, output=7))
     await again.run_once()
-    await again.run_once()  # with what the fan_in gathered
-    job = await only(bench, "dag_jobs")
+    await again.run_once()  # with the result of the fan_in
+    job = await only_row(bench, "dag_jobs")
     assert (job["status"], job["resume_count"]) == ("completed", 1)
     assert all(row["idle_count"] in (None, 0) for row in await bench.rows("dag_node_states"))
 
@@ -1605,7 +1607,7 @@ async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(
     await driver.run_once()
     await driver.run_once()
     job_id = driver.claim.job_id
-    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+    assert (await only_row(bench, "dag_jobs"))["status"] == "completed"
 
     await bench.ledger.rerun(job_id, lambda job: retry(job.view(), node="tiles"), {})
 
@@ -1634,11 +1636,11 @@ async def test_a_fan_out_that_runs_again_reuses_its_old_children_in_their_order(
         await hand_in(bench, report_of(task, output=7))
     await again.run_once()
     await again.run_once()
-    assert (await only(bench, "dag_jobs"))["status"] == "completed"
+    assert (await only_row(bench, "dag_jobs"))["status"] == "completed"
 
 
 @pytest.mark.requirement("E15")
-async def test_one_child_and_what_follows_run_again(bench):
+async def test_one_child_and_the_nodes_after_it_run_again(bench):
     driver = await owned(bench, tiles(3))
     for task in await take(bench, replace(SERVED, light=9)):
         await hand_in(bench, report_of(task, output=task.node_id))
@@ -1655,23 +1657,23 @@ async def test_one_child_and_what_follows_run_again(bench):
 
 
 @pytest.mark.requirement("E15")
-async def test_what_may_not_be_resumed_is_left_as_it_is(bench):
+async def test_a_running_or_unknown_job_cannot_be_resumed_and_is_not_changed(bench):
     driver = await owned(bench, a_job(1))
-    before = await everything(bench)
+    before = await all_rows(bench)
 
     with pytest.raises(Conflict):
-        await bench.ledger.rerun(driver.claim.job_id, rerun_of_unsuccessful, {})
+        await bench.ledger.rerun(driver.claim.job_id, choose_resume, {})
     with pytest.raises(NotFound):
-        await bench.ledger.rerun(uuid4(), rerun_of_unsuccessful, {})
+        await bench.ledger.rerun(uuid4(), choose_resume, {})
 
-    assert await everything(bench) == before
+    assert await all_rows(bench) == before
 
 
 # --- jobs that cannot be advanced ------------------------------------------------------------------------------------
 
 
 async def half_done_tiles(bench: Bench) -> Driver:
-    """Of five children one has completed, one has failed and waits, one reported, one runs, one is queued."""
+    """Of five children, one has completed, one waits for its retry, one has reported, one runs, and one is queued."""
     text = TILES.format(mode="collect").replace("max_attempts: 0", "max_attempts: 1, initial_delay_seconds: 60")
     driver = await owned(bench, a_job(1, a_workflow(text, head=INPUTS), input_params={"list": list(range(5))}))
     tasks = sorted(await take(bench, replace(SERVED, light=4)), key=lambda task: task.node_id)
@@ -1683,14 +1685,14 @@ async def half_done_tiles(bench: Bench) -> Driver:
 
 
 @pytest.mark.requirement("E27")
-async def test_a_job_that_cannot_be_advanced_is_failed_with_all_that_it_has_open(bench):
+async def test_failing_a_job_that_cannot_be_advanced_also_ends_its_open_nodes_and_tasks(bench):
     driver = await half_done_tiles(bench)
 
     is_failed = await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
     again = await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
 
     assert (is_failed, again) == (True, False)
-    job = await only(bench, "dag_jobs")
+    job = await only_row(bench, "dag_jobs")
     assert (job["status"], job["error_message"], job["owner_id"]) == ("failed", "it cannot be read", None)
     states = {row["node_id"]: row for row in await bench.rows("dag_node_states")}
     assert [states[f"tiles__{n}"]["status"] for n in range(5)] == ["completed", *["cancelled"] * 4]
@@ -1710,20 +1712,20 @@ async def test_a_job_that_cannot_be_advanced_is_failed_with_all_that_it_has_open
 
 
 @pytest.mark.requirement("E27")
-async def test_a_job_that_was_failed_can_be_resumed(bench):
+async def test_a_job_that_was_ended_as_failed_can_be_resumed(bench):
     driver = await half_done_tiles(bench)
     job_id = driver.claim.job_id
     await bench.ledger.fail_job(driver.owner_id, driver.claim, "it cannot be read")
 
-    await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {})
+    await bench.ledger.rerun(job_id, choose_resume, {})
     owner = await an_owner(bench, 2)
     (claim,) = await claim_all(bench, owner)
     if isinstance(bench, PostgresBench):
         report = await verify(bench.dsn)
         assert report.is_clean, report.findings
-    # Failed again while children wait to run: they are counted too.
+    # The job fails again while children wait to run: they are counted too.
     assert await bench.ledger.fail_job(owner, claim, "again")
-    await bench.ledger.rerun(job_id, rerun_of_unsuccessful, {})
+    await bench.ledger.rerun(job_id, choose_resume, {})
     (claim,) = await claim_all(bench, owner)
     resumed = Driver(bench, owner, claim, [])
     await resumed.run_once()
@@ -1733,8 +1735,8 @@ async def test_a_job_that_was_failed_can_be_resumed(bench):
     await resumed.run_once()
     await resumed.run_once()
 
-    assert (await only(bench, "dag_jobs"))["status"] == "completed"
-    gathered = await only(bench, "dag_node_states", node_id="gather")
+    assert (await only_row(bench, "dag_jobs"))["status"] == "completed"
+    gathered = await only_row(bench, "dag_node_states", node_id="gather")
     assert gathered["output"] == {"results": [0, 7, 7, 7, 7], "count": 5}
     if isinstance(bench, PostgresBench):
         report = await verify(bench.dsn)
@@ -1743,7 +1745,7 @@ async def test_a_job_that_was_failed_can_be_resumed(bench):
 
 # --- gathering -------------------------------------------------------------------------------------------------------
 
-# What a handler may put out: JSON with 64-bit integers and without NUL, as the worker demands it.
+# The outputs that a worker accepts from a handler: JSON with 64-bit integers and without NUL.
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 OUTPUTS = st.recursive(
@@ -1756,7 +1758,7 @@ OUTPUTS = st.recursive(
 async def gathered(
     bench: Bench, outputs: list[Any], failed: set[int], mode: str
 ) -> tuple[dict[str, Any], list[ChildResult]]:
-    """Run a fan_out whose children put these out; the fan_in's row, and its children as `fan` sees them."""
+    """Run a fan_out whose children have these outputs. Returns the row of the fan_in, and the input of `aggregate`."""
     driver = await owned(bench, tiles(len(outputs), mode))
     tasks = {task.node_id: task for task in await take(bench)}
     reports = []
@@ -1774,17 +1776,17 @@ async def gathered(
         )
         for i, output in enumerate(outputs)
     ]
-    return await only(bench, "dag_node_states", node_id="gather"), children
+    return await only_row(bench, "dag_node_states", node_id="gather"), children
 
 
 def alike(value: Any, expected: Any) -> bool:
-    """Equal as JSON: jsonb writes large floats as integers."""
+    """Equal as JSON: jsonb writes large floats as integers, which equal the float only after rounding."""
     if isinstance(expected, dict) and isinstance(value, dict):
         return value.keys() == expected.keys() and all(alike(value[key], expected[key]) for key in expected)
     if isinstance(expected, list) and isinstance(value, list):
         return len(value) == len(expected) and all(map(alike, value, expected))
     if isinstance(expected, float) and isinstance(value, int | float) and not isinstance(value, bool):
-        return value == expected
+        return float(value) == expected
     return bool(value == expected) and type(value) is type(expected)
 
 
@@ -1802,7 +1804,7 @@ def alike(value: Any, expected: Any) -> bool:
     ],
     ids=["none", "numbers", "lists", "odd", "some failed", "all failed"],
 )
-async def test_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, outputs, failed, mode):
+async def test_a_fan_in_has_the_same_result_as_aggregate(bench, outputs, failed, mode):
     row, children = await gathered(bench, outputs, failed, mode)
 
     expected = aggregate(Aggregation(mode), children)
@@ -1822,8 +1824,8 @@ async def test_a_fan_in_gathers_by_the_same_rules_as_fan_aggregate(bench, output
 @given(
     outputs=st.lists(OUTPUTS, max_size=5), failed=st.sets(st.integers(0, 4)), mode=st.sampled_from(list(Aggregation))
 )
-def test_postgres_gathers_any_json_as_fan_aggregate_does(database, outputs, failed, mode):
-    """Straight through the function, on rows of the shape that a fan_out leaves."""
+def test_gather_in_postgresql_has_the_same_result_as_aggregate_for_any_json(database, outputs, failed, mode):
+    """Calls the SQL function directly, with rows as a fan_out leaves them."""
     job_id = uuid4()
     failed &= set(range(len(outputs)))
     with psycopg.connect(database) as connection:
@@ -1862,17 +1864,17 @@ async def test_a_sum_out_of_range_is_refused_and_changes_nothing(bench, outputs)
     driver = await owned(bench, tiles(len(outputs), "sum"))
     for task in await take(bench):
         await hand_in(bench, report_of(task, output=outputs[int(task.node_id.rpartition("__")[2])]))
-    before = await everything(bench)
+    before = await all_rows(bench)
 
     with pytest.raises(SumOutOfRange) as refused:
         await driver.run_once()
 
     assert refused.value.facts == {"job_id": driver.claim.job_id, "fan_out": "tiles"}
-    assert await everything(bench) == before
+    assert await all_rows(bench) == before
 
 
 @pytest.mark.requirement("E18")
-async def test_a_large_collect_is_a_reference_that_resolves(bench):
+async def test_a_large_collected_output_is_a_reference_that_can_be_resolved(bench):
     outputs = [Random(n).randbytes(INLINE_BYTES // 4).hex() for n in range(3)]
     row, children = await gathered(bench, outputs, set(), "collect")
 
@@ -1885,7 +1887,7 @@ async def test_a_large_collect_is_a_reference_that_resolves(bench):
 
 
 @pytest.mark.requirement("E18")
-async def test_what_is_too_large_for_a_template_is_refused_with_advice(bench):
+async def test_a_collected_output_that_is_too_large_for_a_template_is_refused(bench):
     outputs = ["x" * (LOADABLE_BYTES // 2 + 1000)] * 2
     row, _ = await gathered_unread(bench, outputs)
 
@@ -1896,25 +1898,25 @@ async def test_what_is_too_large_for_a_template_is_refused_with_advice(bench):
 
 
 async def gathered_unread(bench: Bench, outputs: list[Any]) -> tuple[dict[str, Any], None]:
-    """As `gathered`, without reading the fan_in's own output."""
+    """As `gathered`, without reading the output of the fan_in."""
     driver = await owned(bench, tiles(len(outputs)))
     reports = [report_of(task, output=outputs[0]) for task in await take(bench)]
     for report in reports:
         await hand_in(bench, report)
     await driver.run_once()
-    return await only(bench, "dag_node_states", node_id="gather"), None
+    return await only_row(bench, "dag_node_states", node_id="gather"), None
 
 
 # --- payloads --------------------------------------------------------------------------------------------------------
 
 
 def large(text: str) -> bytes:
-    """JSON that no row holds."""
+    """JSON that is too large for a row."""
     return orjson.dumps({"text": text * (INLINE_BYTES // len(text) + 1)})
 
 
 @pytest.mark.requirement("E18")
-async def test_a_payload_is_what_was_stored_and_the_same_content_is_stored_once(bench):
+async def test_a_payload_is_read_as_it_was_stored_and_equal_content_is_stored_once(bench):
     job_id, other = a_job(1).job_id, a_job(2).job_id
     content = large("ü€😀") * 12  # several parts
 
@@ -1932,8 +1934,8 @@ async def test_a_payload_is_what_was_stored_and_the_same_content_is_stored_once(
 
 
 @pytest.mark.requirement("E18")
-@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"bytes": 3}], ids=["unknown", "of another size"])
-async def test_what_is_not_what_the_reference_says_is_an_error(bench, wrong):
+@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64}, {"bytes": 3}], ids=["unknown", "another size"])
+async def test_a_payload_that_does_not_match_its_reference_is_an_error(bench, wrong):
     job_id = a_job(1).job_id
     reference = await bench.ledger.store_payload(job_id, large("x")) | wrong
 
@@ -1947,24 +1949,24 @@ async def test_what_is_not_what_the_reference_says_is_an_error(bench, wrong):
     assert refusal.value.facts["job_id"] == str(job_id)
 
 
-async def stored(bench: Bench, task: TaskMessage, content: bytes) -> Report:
+async def report_with_payload(bench: Bench, task: TaskMessage, content: bytes) -> Report:
     """The report of a worker that has stored its output."""
     return report_of(task, output_ref=await bench.ledger.store_payload(task.job_id, content))
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E18")
-async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench):
+async def test_an_output_by_reference_becomes_that_of_its_node_and_is_kept(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     content = large("x")
 
-    answer = await hand_in(bench, await stored(bench, task, content))
+    answer = await hand_in(bench, await report_with_payload(bench, task, content))
     (update,) = await driver.run_once()
 
     assert answer.late == ()
     assert (update.output, update.has_output) == (None, False)
-    node = await only(bench, "dag_node_states", node_id="work")
+    node = await only_row(bench, "dag_node_states", node_id="work")
     assert (node["output"], node["output_ref"]) == (None, reference_to(content))
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
     loaded = await bench.ledger.load_outputs(task.job_id, ["work"])
@@ -1979,19 +1981,21 @@ async def test_an_output_by_reference_is_the_nodes_and_in_use_from_then_on(bench
 async def test_an_output_that_is_too_large_for_a_template_is_refused_with_size_and_limit(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
-    await hand_in(bench, await stored(bench, task, orjson.dumps("x" * LOADABLE_BYTES)))
+    await hand_in(bench, await report_with_payload(bench, task, orjson.dumps("x" * LOADABLE_BYTES)))
     await driver.run_once()
 
     with pytest.raises(DagmasterError) as refusal:
         await bench.ledger.load_outputs(task.job_id, ["work"])
 
     assert refusal.value.code == "output.too-large"
-    assert refusal.value.message.endswith(f"has {LOADABLE_BYTES + 2} bytes; a template can load {LOADABLE_BYTES}")
+    assert refusal.value.message.endswith(
+        f"has {LOADABLE_BYTES + 2} bytes; a template can load at most {LOADABLE_BYTES}"
+    )
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E18")
-async def test_a_report_that_refers_to_nothing_is_refused_and_its_task_still_runs(bench):
+async def test_a_report_with_a_missing_payload_is_refused_and_its_task_still_runs(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
 
@@ -1999,52 +2003,52 @@ async def test_a_report_that_refers_to_nothing_is_refused_and_its_task_still_run
         await hand_in(bench, report_of(task, output_ref=reference_to(large("x"))))
 
     assert refusal.value.code == "payload.missing"
-    assert (await only(bench, "dag_tasks"))["status"] == "running"
+    assert (await only_row(bench, "dag_tasks"))["status"] == "running"
     assert await bench.rows("dag_task_results") == []
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E18")
-async def test_what_a_late_report_refers_to_is_kept_with_it(bench):
+async def test_the_payload_of_a_late_report_is_kept(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
-    report = await stored(bench, task, large("x"))
+    report = await report_with_payload(bench, task, large("x"))
     await bench.set_clock(LEASE + 10)
     await driver.run_once("overdue")
 
     answer = await hand_in(bench, report)
 
     assert answer.late == (task.task_id,)
-    result = await only(bench, "dag_task_results", attempt=1)
+    result = await only_row(bench, "dag_task_results", attempt=1)
     assert (result["accepted"], result["output_ref"]) == (False, report.output_ref)
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
 
 
 @every_worker_ledger
 @pytest.mark.requirement("E18")
-async def test_the_payload_of_a_report_for_a_deleted_task_stays_without_owner(bench):
+async def test_the_payload_of_a_report_for_a_deleted_task_is_not_marked_as_kept(bench):
     await owned(bench, a_job(1))
     (task,) = await take(bench)
-    report = await stored(bench, task, large("x"))
+    report = await report_with_payload(bench, task, large("x"))
 
-    await hand_in(bench, replace(report, node_id="gone"))
+    await hand_in(bench, replace(report, node_id="deleted"))
 
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [False]
 
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("mode", [mode.value for mode in Aggregation])
-async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_values(bench, mode):
-    """One child of three is large; it counts for all but the `last`."""
+async def test_the_output_of_a_fan_in_over_payloads_is_a_reference_that_can_be_resolved(bench, mode):
+    """The first of three children is large; it is part of the result in every mode except `last`."""
     driver = await owned(bench, tiles(3, mode))
     contents = [large("a"), b"[1,2]", b"3"]
     by_index = {int(task.node_id[-1]): task for task in await take(bench)}
-    await hand_in(bench, await stored(bench, by_index[0], contents[0]))
+    await hand_in(bench, await report_with_payload(bench, by_index[0], contents[0]))
     for index in (1, 2):
         await hand_in(bench, report_of(by_index[index], output=orjson.loads(contents[index])))
     await driver.run_once()
 
-    row = await only(bench, "dag_node_states", node_id="gather")
+    row = await only_row(bench, "dag_node_states", node_id="gather")
     loaded = await bench.ledger.load_outputs(row["job_id"], ["gather"])
 
     values = [
@@ -2060,14 +2064,14 @@ async def test_a_fan_in_over_payloads_is_a_reference_that_resolves_to_their_valu
 
 
 @pytest.mark.requirement("E18")
-async def test_results_are_read_as_far_as_they_fit_and_large_ones_as_they_are(bench, monkeypatch):
+async def test_results_are_read_in_pages_of_limited_size(bench, monkeypatch):
     module = "testing.memory_ledger" if isinstance(bench, MemoryBench) else "database.ledger.payloads"
     monkeypatch.setattr(f"dagmaster.{module}.PAGE_BYTES", 400_000)
     driver = await owned(bench, tiles(4))
     tasks = await take(bench)
     contents = {task.node_id: large(task.node_id) for task in tasks}
     for task in tasks:
-        await hand_in(bench, await stored(bench, task, contents[task.node_id]))
+        await hand_in(bench, await report_with_payload(bench, task, contents[task.node_id]))
     await driver.run_once()
     job_id = driver.claim.job_id
 
@@ -2094,7 +2098,7 @@ LARGE_PARAMS = """
 
 @every_worker_ledger
 @pytest.mark.requirement("E18")
-async def test_large_params_go_by_reference_also_to_the_next_attempt(bench):
+async def test_large_params_are_passed_by_reference_to_the_next_attempt_too(bench):
     workflow = a_workflow(LARGE_PARAMS, head="inputs: {text: {type: string}}\n")
     params = {"text": "x" * INLINE_BYTES, "count": 1}
     driver = await owned(bench, a_job(1, workflow, input_params={"text": params["text"]}))
@@ -2111,12 +2115,12 @@ async def test_large_params_go_by_reference_also_to_the_next_attempt(bench):
     assert (again.attempt, again.params_ref) == (2, task.params_ref)
     assert orjson.loads(await bench.ledger.load_payload(task.job_id, task.params_ref)) == params
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
-    node = await only(bench, "dag_node_states", node_id="work")
+    node = await only_row(bench, "dag_node_states", node_id="work")
     assert node["input_params"] == {"params_ref": task.params_ref}
 
 
 @pytest.mark.requirement("E18")
-async def test_payloads_of_a_decision_that_is_not_committed_are_not_there(bench):
+async def test_payloads_of_a_decision_that_is_not_committed_are_not_stored(bench):
     driver = await owned(bench, a_job(1))
 
     async def decide() -> None:
@@ -2157,13 +2161,13 @@ async def test_children_are_read_in_slices_by_index(bench):
 async def test_a_fan_outs_counters_follow_its_children(bench):
     driver = await owned(bench, tiles(3))
     tasks = sorted(await take(bench), key=lambda task: task.node_id)
-    started = await only(bench, "dag_node_states", node_id="tiles")
+    started = await only_row(bench, "dag_node_states", node_id="tiles")
     await hand_in(bench, report_of(tasks[0], output=0))
     await driver.run_once()
-    one = await only(bench, "dag_node_states", node_id="tiles")
+    one = await only_row(bench, "dag_node_states", node_id="tiles")
     await hand_in(bench, report_of(tasks[1], TaskStatus.FAILED, error={"message": "no", "blame": "data"}))
     await driver.run_once()
-    two = await only(bench, "dag_node_states", node_id="tiles")
+    two = await only_row(bench, "dag_node_states", node_id="tiles")
 
     columns = ("status", "total", "expanded", "remaining", "failed_count", "cancelled_count")
     assert [[row[name] for name in columns] for row in (started, one, two)] == [
@@ -2174,7 +2178,7 @@ async def test_a_fan_outs_counters_follow_its_children(bench):
 
 
 async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
-    """The second chunk of children can't be made; the first is still out."""
+    """The second batch of children cannot be created while the first is still running."""
     text = TILES.format(mode="collect").replace(
         "handler: echo,", 'handler: echo, params: {x: "{{ 1 // (1 - index) }}"},'
     )
@@ -2185,11 +2189,11 @@ async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
     driver = Driver(bench, owner, claim, [], a_planner(chunk=1))
     await driver.run_once()
     await driver.run_once()
-    before = await only(bench, "dag_node_states", node_id="tiles")
+    before = await only_row(bench, "dag_node_states", node_id="tiles")
     (task,) = await take(bench)
     await hand_in(bench, report_of(task, output=1))
     await driver.run_once()
-    after = await only(bench, "dag_node_states", node_id="tiles")
+    after = await only_row(bench, "dag_node_states", node_id="tiles")
 
     assert before["status"] == after["status"] == "failed"
     assert before["error_message"]
@@ -2201,7 +2205,7 @@ async def test_a_failed_fan_out_keeps_its_error_while_its_children_end(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E22")
-async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(bench):
+async def test_a_checkpoint_is_kept_for_later_attempts_and_saved_only_by_the_holder_of_the_task(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     mine = Running(task.job_id, task.node_id, task.attempt)
@@ -2228,7 +2232,7 @@ async def test_a_checkpoint_is_kept_over_attempts_and_saved_only_while_held(benc
 
 @every_worker_ledger
 @pytest.mark.requirement("E22")
-async def test_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(bench):
+async def test_the_last_checkpoint_is_that_of_the_last_attempt_even_if_the_clock_went_back(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(30)
@@ -2246,13 +2250,13 @@ async def test_the_last_checkpoint_is_the_last_attempts_whatever_the_clock_says(
 
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("is_retry", [False, True])
-async def test_a_resume_keeps_checkpoints_and_a_retry_forgets_those_of_what_it_runs_again(bench, is_retry):
+async def test_a_resume_keeps_checkpoints_and_a_retry_deletes_those_of_its_nodes(bench, is_retry):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.ledger.save_checkpoint(Running(task.job_id, task.node_id, 1), "done", 1)
     await hand_in(bench, report_of(task, TaskStatus.FAILED, error={"message": "bad", "blame": "data"}))
     await driver.run_once()
-    assert (await only(bench, "dag_jobs"))["status"] == "failed"
+    assert (await only_row(bench, "dag_jobs"))["status"] == "failed"
 
     def choose(job):
         view = job.view()
@@ -2270,7 +2274,7 @@ _NODE = NodeChange("work", NodeStatus.COMPLETED)
 
 
 def illegal_changes(job_id: UUID) -> dict[str, Changes]:
-    """What no planner may ever ask for, each with the event that would hide it."""
+    """Changes that no planner may request, each with an event, so that the event is not the reason for the refusal."""
 
     def changes(**parts: Any) -> Changes:
         changes = Changes(job_id, 1, 5, **parts)
@@ -2285,17 +2289,17 @@ def illegal_changes(job_id: UUID) -> dict[str, Changes]:
         "a second live task": changes(tasks=[again]),
         "the same attempt again": changes(tasks=[replace(again, attempt=1)]),
         "an unknown node": changes(nodes=[NodeChange("unknown", NodeStatus.READY)]),
-        "an event out of turn": Changes(job_id, 1, 2, events=[changes().events[0]], nodes=[]),
+        "an event with a wrong number": Changes(job_id, 1, 2, events=[changes().events[0]], nodes=[]),
     }
 
 
 @pytest.mark.requirement("E1")
 @pytest.mark.parametrize("what", list(illegal_changes(UUID(int=0))))
-async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(bench, what):
+async def test_illegal_changes_are_refused_and_nothing_is_written(bench, what):
     driver = await owned(bench, a_job(1))
-    before = await everything(bench)
+    before = await all_rows(bench)
     change = illegal_changes(driver.claim.job_id)[what]
-    if what == "an event out of turn":
+    if what == "an event with a wrong number":
         change.events[0] = change.events[0]._replace(sequence=2)
 
     async def write() -> None:
@@ -2307,7 +2311,7 @@ async def test_what_the_tables_do_not_allow_is_refused_and_nothing_is_written(be
 
     if isinstance(bench, PostgresBench):
         await bench.set_clock(0)
-    assert await everything(bench) == before
+    assert await all_rows(bench) == before
 
 
 @every_worker_ledger
@@ -2326,7 +2330,7 @@ async def test_a_worker_is_listed_with_its_last_heartbeat_until_it_retires(bench
 
 
 @pytest.mark.requirement("D3")
-async def test_the_ledgers_clock_is_the_databases(bench):
+async def test_the_clock_of_the_ledger_is_that_of_the_database(bench):
     await bench.set_clock(12.5)
 
     assert await bench.ledger.now() == START + timedelta(seconds=12.5)
@@ -2334,7 +2338,7 @@ async def test_the_ledgers_clock_is_the_databases(bench):
 
 @pytest.mark.requirement("E5")
 async def test_concurrent_claims_never_share_a_job(database):
-    """Only a real database has two at once."""
+    """This needs a real database, because only there two claims can run at the same time."""
     ledgers = [PostgresLedger(database, f"test{n}") for n in range(4)]
     await ledgers[0].create_jobs([a_job(n) for n in range(40)])
     owners = [uuid4() for _ in ledgers]
@@ -2355,7 +2359,7 @@ async def test_concurrent_claims_never_share_a_job(database):
 
 
 class RecordingNotifier:
-    """Keeps the topics instead of sending them."""
+    """Records the topics instead of sending them."""
 
     def __init__(self) -> None:
         self.topics: list[str] = []
@@ -2369,7 +2373,7 @@ class RecordingNotifier:
 
 
 @pytest.mark.requirement("E8")
-async def test_every_call_that_commits_work_for_others_notifies_them(bench):
+async def test_every_call_that_commits_work_for_other_processes_notifies_them(bench):
     """Callers cannot forget it: the ledger notifies after its commit, and only where something changed."""
     recorder = RecordingNotifier()
     bench.ledger._notifier = recorder

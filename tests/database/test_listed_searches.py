@@ -1,4 +1,4 @@
-"""A search in the collections that a caller may see finds what pgSTAC finds in them, page by page, both ways."""
+"""A search in the collections that a caller may see returns the same pages as pgSTAC, forwards and backwards."""
 
 import json
 from collections.abc import Iterator
@@ -84,7 +84,7 @@ OURS = "SELECT dagapp.search_listed(%(search)s::jsonb, %(listed)s)"
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=json.dumps)
-def test_pages_are_those_of_pgstac(connection: psycopg.Connection, search: Json) -> None:
+def test_pages_are_the_same_as_those_of_pgstac(connection: psycopg.Connection, search: Json) -> None:
     theirs, ours = (pages(connection, statement, search) for statement in (PGSTAC, OURS))
 
     assert [page["features"] for page in ours] == [page["features"] for page in theirs]
@@ -92,7 +92,7 @@ def test_pages_are_those_of_pgstac(connection: psycopg.Connection, search: Json)
     assert sum(len(page["features"]) for page in ours) > 0
 
 
-def test_the_way_back_leads_over_the_same_pages(connection: psycopg.Connection) -> None:
+def test_the_links_to_previous_pages_lead_to_the_same_pages(connection: psycopg.Connection) -> None:
     search = {"limit": 7}
     forwards = pages(connection, OURS, search)
     (last,) = [link["href"].partition("token=")[2] for link in forwards[-1]["links"] if link["rel"] == "prev"]
@@ -102,14 +102,14 @@ def test_the_way_back_leads_over_the_same_pages(connection: psycopg.Connection) 
     assert [page["features"] for page in backwards] == [page["features"] for page in forwards[-2::-1]]
 
 
-def test_nothing_is_found_in_no_collection(connection: psycopg.Connection) -> None:
+def test_a_search_in_no_collection_has_no_results(connection: psycopg.Connection) -> None:
     (page,) = connection.execute("SELECT dagapp.search_listed('{}', '{}')").fetchone()
 
     assert (page["features"], page["links"], page["numberReturned"]) == ([], [], 0)
 
 
 def test_partitions_of_other_collections_are_not_read(connection: psycopg.Connection) -> None:
-    """Also not by a filter that fails for their items."""
+    """So a filter that would fail for items of other collections does no harm."""
     connection.execute("SELECT create_collection(%s::jsonb)", [json.dumps(collection("hidden"))])
     connection.execute("SELECT create_item(%s::jsonb)", [json.dumps(item("hidden", 1, 0))])
     (table,) = connection.execute("SELECT '_items_' || key FROM collections WHERE id = 'hidden'").fetchone()

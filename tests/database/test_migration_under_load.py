@@ -35,23 +35,23 @@ pytestmark = pytest.mark.requirement("D4")
 
 # The engine's statements give up on a lock after this long.
 ENGINE_LOCK_SECONDS = 3.0
-# On a busy machine no process counts as dead here: every error that is counted comes from the migration.
-UNHURRIED = {"orphan_threshold_sec": 60, "task_lease_sec": 60, "lease_renew_sec": 5}
+# Even on a busy machine no process counts as dead with these: every error that is counted comes from the migration.
+LONG_INTERVALS = {"orphan_threshold_sec": 60, "task_lease_sec": 60, "lease_renew_sec": 5}
 
 
 def with_column(record: type[Record], **table: Any) -> type[Record]:
-    """The next release's record: it has a nullable column more, and what else is said of its table."""
+    """The record of the next release: it has one more nullable column, and these changes of its table."""
     changed = replace(record.table, **table)
     namespace = {"table": changed, "region": None, "__annotations__": {"table": ClassVar[Table], "region": str | None}}
     return type(f"Newer{record.__name__}", (record,), {**namespace, "__module__": __name__})
 
 
-def indexed(record: type[Record], *columns: str) -> tuple[Index, ...]:
+def with_index(record: type[Record], *columns: str) -> tuple[Index, ...]:
     return (*record.table.indexes, Index(f"{record.table.name}_by_region", (*columns, "region")))
 
 
 CHANGED = {
-    record: with_column(record, indexes=indexed(record, "job_id"))
+    record: with_column(record, indexes=with_index(record, "job_id"))
     for record in (Job, NodeState, Task, TaskResult, JobEvent)
 } | {WorkerRecord: with_column(WorkerRecord), JobMessage: with_column(JobMessage)}
 NEWER = tuple(CHANGED.get(record, record) for record in RECORDS)
@@ -60,7 +60,7 @@ NEW_INDEXES = {f"{record.table.name}_by_region" for record in (Job, NodeState, T
 
 @dataclass
 class Load:
-    """Submissions, one after the other, as long as the block lasts."""
+    """The jobs that were submitted, one after the other, until the block ended."""
 
     job_ids: list[UUID] = field(default_factory=list)
     slowest_seconds: float = 0.0
@@ -93,7 +93,7 @@ async def load(running: Engine) -> AsyncIterator[Load]:
 
 @asynccontextmanager
 async def readers(client: AsyncClient, measured: Load) -> AsyncIterator[set[int]]:
-    """A client that reads everything meanwhile; yields the statuses of the responses."""
+    """A client that reads continuously; yields the statuses of the responses."""
     answers: set[int] = set()
     is_over = asyncio.Event()
 
@@ -141,9 +141,12 @@ def indexes_of(dsn: str) -> dict[str, bool]:
         )
 
 
-async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engine(database):
-    """Statements that were prepared before the change run on after it, and no one waits long for a lock."""
-    async with engine(database, orchestrators=2, workers=2, **UNHURRIED) as running, api(database, running) as client:
+async def test_a_migration_adds_columns_and_indexes_while_the_engine_works(database):
+    """Statements that were prepared before the change still work after it, and no session waits long for a lock."""
+    async with (
+        engine(database, orchestrators=2, workers=2, **LONG_INTERVALS) as running,
+        api(database, running) as client,
+    ):
         async with load(running) as measured, readers(client, measured) as answers:
             before = len(measured.job_ids)
             done = await asyncio.to_thread(deploy.migrate, database, NEWER)
@@ -160,7 +163,7 @@ async def test_a_release_with_columns_and_indexes_migrates_beside_a_working_engi
 
 
 @contextmanager
-def held(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
+def locked_table(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
     """An open transaction of another session that has written to a table."""
     with psycopg.connect(dsn) as connection:
         connection.execute(f"LOCK TABLE dagapp.{table} IN ROW EXCLUSIVE MODE")
@@ -168,11 +171,11 @@ def held(dsn: str, table: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 async def test_a_locked_table_is_retried_so_that_no_other_session_waits_behind_the_migration(database):
-    """Where the migration waited for its lock, all others would wait behind it."""
+    """If the migration waited for its lock, all other sessions would wait behind it."""
     migrating: threading.Thread
-    async with engine(database, **UNHURRIED) as running:
+    async with engine(database, **LONG_INTERVALS) as running:
         async with load(running) as measured:
-            with held(database, "dag_jobs"):
+            with locked_table(database, "dag_jobs"):
                 migrating = threading.Thread(target=deploy.migrate, args=(database, NEWER))
                 migrating.start()
                 await asyncio.sleep(4.0)
@@ -186,8 +189,8 @@ async def test_a_locked_table_is_retried_so_that_no_other_session_waits_behind_t
     assert deploy.status(database, NEWER).is_current
 
 
-def test_a_table_that_is_never_let_go_ends_the_migration_with_a_reason(database):
-    with held(database, "dag_jobs"), pytest.raises(Conflict) as refused:
+def test_a_table_that_stays_locked_ends_the_migration_with_a_reason(database):
+    with locked_table(database, "dag_jobs"), pytest.raises(Conflict) as refused:
         deploy.migrate(database, NEWER, wait_seconds=0.2)
     finished = deploy.migrate(database, NEWER)
 
@@ -210,15 +213,14 @@ class IndexedEvent(JobEvent):
 @pytest.mark.parametrize(
     ("changed", "held_table"), [({Job: IndexedJob}, "dag_jobs"), ({JobEvent: IndexedEvent}, "dag_job_events_default")]
 )
-async def test_what_a_killed_migration_left_of_an_index_is_rebuilt(database, changed, held_table):
-    """Events lie in partitions: those of the months have their part of the index by then, the default one half of
-    it."""
+async def test_an_index_that_a_killed_migration_left_incomplete_is_rebuilt(database, changed, held_table):
+    """Events are in partitions: those of the months have a complete index by then, the default one has not."""
     newer = tuple(changed.get(record, record) for record in RECORDS)
-    with held(database, held_table):
+    with locked_table(database, held_table):
         killed = await asyncio.to_thread(_migrate_and_kill, database, newer)
     left = [name for name, is_valid in indexes_of(database).items() if not is_valid]
 
-    async with engine(database, **UNHURRIED) as running:
+    async with engine(database, **LONG_INTERVALS) as running:
         async with load(running):
             done = await asyncio.to_thread(deploy.migrate, database, newer)
         errors = errors_of(running)
@@ -249,7 +251,7 @@ def _migrate_and_kill(dsn: str, records: deploy.Records) -> Exception | None:
         deadline = time.monotonic() + 20
         while not (building := connection.execute(_BUILDING).fetchone()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert building, "it never began to build"
+        assert building, "the migration did not start to build the index"
         connection.execute("SELECT pg_terminate_backend(%s)", [building[0]])
     thread.join(20)
     return raised[0] if raised else None
@@ -262,8 +264,8 @@ SELECT pid
 """
 
 
-def test_two_migrations_and_a_rebuild_at_once_come_one_after_the_other(database):
-    """Each finds the schema whole: none ever sees another's half."""
+def test_concurrent_migrations_and_rebuilds_run_one_after_the_other(database):
+    """None of them sees a schema that another one has changed partly."""
     calls = [deploy.migrate, deploy.rebuild, deploy.migrate, deploy.deploy]
     raised: list[Exception] = []
 
@@ -283,7 +285,7 @@ def test_two_migrations_and_a_rebuild_at_once_come_one_after_the_other(database)
     assert deploy.status(database, NEWER).is_current
 
 
-def test_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database):
+def test_a_rebuild_waits_for_a_running_deployment_and_then_reports_it(database):
     with psycopg.connect(database) as connection:
         connection.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
         with pytest.raises(Conflict) as refused:
@@ -293,7 +295,7 @@ def test_a_rebuild_waits_for_a_deployment_under_way_and_then_says_so(database):
     assert deploy.status(database).is_current
 
 
-def test_a_column_computed_row_by_row_needs_a_manual_step_where_there_are_rows(database):
+def test_a_column_with_a_computed_default_needs_a_manual_step_if_the_table_has_rows(database):
     class Stamped(JobMessage):
         table: ClassVar[Table] = replace(
             JobMessage.table, defaults={**JobMessage.table.defaults, "seen_at": "dagapp.clock()"}

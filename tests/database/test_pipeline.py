@@ -40,7 +40,7 @@ async def connection(database, monkeypatch):
     await connection.close()
 
 
-async def test_values_arrive_as_they_were(connection):
+async def test_values_arrive_unchanged(connection):
     key = uuid4()
     values = {"text": "ä'\"\\ {,} \n%s", "number": -7, "share": 0.1, "flag": True, "key": key, "none": None}
 
@@ -50,7 +50,7 @@ async def test_values_arrive_as_they_were(connection):
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["a,b", 'say "hi"', "back\\slash", "NULL", " {x} ", "ü\n"]])
-async def test_lists_arrive_as_they_were(connection, texts):
+async def test_lists_arrive_unchanged(connection, texts):
     keys = [UUID(int=n) for n in range(len(texts))]
     values = {"texts": texts, "numbers": list(range(len(texts))), "keys": keys}
 
@@ -59,7 +59,7 @@ async def test_lists_arrive_as_they_were(connection, texts):
     assert answer == (texts, list(range(len(texts))), keys)
 
 
-async def test_a_plan_made_for_an_empty_table_goes_when_much_more_was_sent(database, connection):
+async def test_a_plan_for_an_almost_empty_table_is_replaced_after_a_large_statement(database, connection):
     async def plan() -> str:
         cursor = await connection.execute("EXPLAIN (COSTS OFF) EXECUTE touch ('{1,2}')", prepare=False)
         return "\n".join(row[0] for row in await cursor.fetchall())
@@ -77,24 +77,24 @@ async def test_a_plan_made_for_an_empty_table_goes_when_much_more_was_sent(datab
     await pipeline.execute(connection, [BEGIN, Call("touch", {"numbers": list(range(1, 5000))}), COMMIT])
     after = await plan()
 
-    assert "Index Cond" not in before  # reads all of the table for each number
+    assert "Index Cond" not in before  # reads the whole table for each number
     assert kept == before
     assert "Index Cond: (number = k.number)" in after
 
 
-async def test_a_value_may_be_used_twice(connection):
+async def test_a_parameter_can_be_used_twice(connection):
     assert (await pipeline.execute(connection, [Call("twice", {"text": "ab"})]))["twice"] == [("abab",)]
 
 
 @pytest.mark.parametrize("value", ["half\0whole", ["half\0whole"]])
-async def test_a_text_that_the_server_would_cut_is_refused(connection, value):
+async def test_a_text_with_a_nul_character_is_refused(connection, value):
     name, values = ("twice", {"text": value}) if isinstance(value, str) else ("echo_lists", {"texts": value})
 
     with pytest.raises(psycopg.DataError, match="NUL"):
         await pipeline.execute(connection, [Call(name, {"numbers": [], "keys": []} | values)])
 
 
-async def test_what_is_of_no_known_type_is_refused(connection):
+async def test_a_value_of_an_unsupported_type_is_refused(connection):
     with pytest.raises(TypeError, match="of type dict can't be sent"):
         await pipeline.execute(connection, [Call("twice", {"text": {}})])
 
@@ -116,7 +116,7 @@ async def test_a_transaction_in_two_round_trips_is_one_transaction(connection, d
         assert await seen() == [(1,)]
 
 
-async def test_an_error_rolls_back_its_unit_and_keeps_its_type(connection, database):
+async def test_an_error_rolls_back_its_transaction_and_keeps_its_type(connection, database):
     steps = [BEGIN, Call("put", {"number": 1}), Call("divide", {"number": 0}), COMMIT]
 
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -126,7 +126,7 @@ async def test_an_error_rolls_back_its_unit_and_keeps_its_type(connection, datab
         assert await (await other.execute("SELECT number FROM visits")).fetchall() == []
 
 
-async def test_what_was_committed_before_a_break_stays(connection, database):
+async def test_statements_before_a_break_stay_committed_after_an_error(connection, database):
     with pytest.raises(psycopg.errors.DivisionByZero):
         await pipeline.execute(connection, [Call("put", {"number": 1}), BREAK, Call("divide", {"number": 0})])
 
@@ -134,7 +134,7 @@ async def test_what_was_committed_before_a_break_stays(connection, database):
         assert await (await other.execute("SELECT number FROM visits")).fetchall() == [(1,)]
 
 
-async def test_large_values_both_ways_do_not_get_in_each_others_way(connection):
+async def test_large_values_can_be_sent_and_received_at_the_same_time(connection):
     megabytes = 32 * 1024 * 1024
     steps = [Call("sizes", {"text": "y" * megabytes, "count": megabytes}), Call("twice", {"text": "z" * megabytes})]
 
@@ -177,7 +177,7 @@ async def test_a_notification_sent_with_a_commit_arrives_after_it(connection, da
     notifier = PostgresNotifier(database, ["results"])
     notifier.start()
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as other:
-        await notifier.wait(5)  # it listens
+        await notifier.wait(5)  # now it listens
         for number in range(50):
             notify = Call("notify_channels", {"channels": ["dagmaster_results"]})
             running = asyncio.create_task(

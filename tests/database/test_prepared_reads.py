@@ -1,4 +1,4 @@
-"""Reads of every request: they are current, they survive lost connections, and they use few of them."""
+"""Reads of requests are current, survive lost connections, and share few connections."""
 
 import asyncio
 
@@ -91,19 +91,19 @@ async def test_reads_in_turn_use_one_connection(reads, database):
     assert connections(database) == 1
 
 
-async def test_nothing_stays_open_once_it_is_closed(reads, database):
+async def test_no_connection_stays_open_after_close(reads, database):
     await asyncio.gather(*(reads.dicts("one_visit", {"number": 1}) for _ in range(3)))
 
     await reads.close()
 
-    for _ in range(100):  # the server notices the end a moment later
+    for _ in range(100):  # the server notices the disconnect a moment later
         if not connections(database):
             break
         await asyncio.sleep(0.02)
     assert connections(database) == 0
 
 
-async def test_a_read_that_finds_no_free_connection_in_time_says_so(reads, monkeypatch):
+async def test_a_read_that_gets_no_connection_in_time_fails_with_that_reason(reads, monkeypatch):
     monkeypatch.setattr("dagmaster.database.prepared_reads._MAX_WAIT_SECONDS", 0.2)
     busy = [asyncio.create_task(reads.dicts("slow_visit", {"seconds": 1})) for _ in range(4)]
     await asyncio.sleep(0.3)
@@ -114,7 +114,7 @@ async def test_a_read_that_finds_no_free_connection_in_time_says_so(reads, monke
     assert all(len(rows) == 1 for rows in await asyncio.gather(*busy))
 
 
-async def test_a_server_that_is_not_there_is_unavailable(reads, tmp_path):
+async def test_a_server_that_does_not_exist_is_unavailable(reads, tmp_path):
     missing = PreparedReads(f"postgresql:///nothing?host={tmp_path}", "test-reads")
 
     with pytest.raises(Unavailable):
@@ -127,18 +127,18 @@ def visit(number: int = 1) -> Call:
 
 @pytest.fixture
 def round_trips(monkeypatch) -> list[list[str]]:
-    """The names of the statements that were sent together."""
+    """The names of the statements of each round trip."""
     sent = []
 
-    async def execute_and_note(connection, steps):
+    async def execute_and_record(connection, steps):
         sent.append([step.name for step in steps])
         return await pipeline.execute(connection, steps)
 
-    monkeypatch.setattr(prepared_reads, "execute", execute_and_note)
+    monkeypatch.setattr(prepared_reads, "execute", execute_and_record)
     return sent
 
 
-async def test_a_read_that_is_expected_comes_with_the_one_before(reads, database, round_trips):
+async def test_an_expected_read_is_sent_with_the_one_before(reads, database, round_trips):
     with reads.expecting(visit()):
         (row,) = await reads.dicts("own_pid", {})
         expected = await reads.dicts("one_visit", {"number": 1})
@@ -147,15 +147,15 @@ async def test_a_read_that_is_expected_comes_with_the_one_before(reads, database
 
     assert row["pid"] > 0
     assert expected == [{"number": 1, "name": "one"}]
-    assert again == [{"number": 1, "name": "another"}]  # what came with another read is used once
+    assert again == [{"number": 1, "name": "another"}]  # rows that were read in advance are used once
     assert round_trips == [["own_pid", "one_visit"], ["one_visit"]]
 
 
-async def test_what_was_expected_and_not_asked_for_is_never_used(reads, database, round_trips):
+async def test_rows_that_were_expected_but_not_requested_are_never_used(reads, database, round_trips):
     with reads.expecting(visit()):
         await reads.dicts("own_pid", {})
         other = await reads.dicts("one_visit", {"number": 2})
-        later = asyncio.create_task(_after(reads, event := asyncio.Event()))
+        later = asyncio.create_task(_read_after(reads, event := asyncio.Event()))
         await asyncio.sleep(0)
     execute(database, "UPDATE visits SET name = 'another'")
     event.set()
@@ -168,8 +168,8 @@ async def test_what_was_expected_and_not_asked_for_is_never_used(reads, database
     assert round_trips[:2] == [["own_pid", "one_visit"], ["one_visit"]]
 
 
-async def _after(reads: PreparedReads, event: asyncio.Event):
-    """A task of the request that outlives it."""
+async def _read_after(reads: PreparedReads, event: asyncio.Event):
+    """Read in a task that a request has started and that ends after the request."""
     await event.wait()
     return await reads.dicts("one_visit", {"number": 1})
 
@@ -188,7 +188,7 @@ async def test_requests_do_not_get_the_rows_of_each_other(reads, database):
     assert rows == [[{"number": number, "name": f"of {number}"}] for number in range(2, 41)]
 
 
-async def test_an_expected_read_that_fails_fails_the_one_before_and_leaves_nothing(reads):
+async def test_an_expected_read_that_fails_also_fails_the_one_before_and_leaves_no_rows(reads):
     with reads.expecting(Call("one_visit", {"number": "x"})):
         with pytest.raises(psycopg.Error):
             await reads.dicts("own_pid", {})

@@ -1,5 +1,5 @@
-"""Every statement is prepared on a deployed database, and the hot ones never read more of a large job than they
-must."""
+"""Every statement is prepared on a deployed database, and the hot ones never read more rows of a large job than
+they need."""
 
 import ast
 import importlib
@@ -20,13 +20,13 @@ CHILDREN = 10_000
 
 
 # Those that need pgSTAC are prepared where it is deployed, those of the external database there, and those of
-# verify-storage beside its temporary tables.
+# verify-storage with its temporary tables.
 OURS = sorted(name for name in all_queries() if not name.startswith(("catalog_", "served_", "external_", "storage_")))
 
 
 @pytest.mark.requirement("D1")
 @pytest.mark.parametrize("name", OURS)
-def test_every_statement_fits_the_deployed_schema(cluster, template_database, name):
+def test_every_statement_can_be_prepared_in_the_deployed_schema(cluster, template_database, name):
     text, names = numbered(name)
 
     with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
@@ -64,12 +64,12 @@ def result_columns(connection: psycopg.Connection, name: str) -> list[str]:
     return [(result.fname(place) or b"").decode() for place in range(result.nfields)]
 
 
-def test_the_models_of_many_statements_are_known():
+def test_the_models_of_at_least_forty_statements_are_detected():
     assert len({name for name, _ in statements_and_models()}) >= 40
 
 
 @pytest.mark.parametrize(("name", "model"), sorted(statements_and_models(), key=str))
-def test_the_columns_of_a_statement_are_the_fields_of_its_model(cluster, template_database, name, model):
+def test_the_columns_of_a_statement_match_the_fields_of_its_model(cluster, template_database, name, model):
     fields, required = fields_of(model)
 
     with psycopg.connect(cluster.dsn_of(template_database), autocommit=True) as connection:
@@ -81,7 +81,7 @@ def test_the_columns_of_a_statement_are_the_fields_of_its_model(cluster, templat
 
 @pytest.fixture(scope="module")
 def large_job(cluster, template_database):
-    """A new job of 10,000 children whose tables were not analysed yet, as the engine meets it."""
+    """A new job of 10,000 children in tables that were not analysed yet, which is what the engine has to expect."""
     with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
         connection.execute("DROP DATABASE IF EXISTS test_large WITH (FORCE)")
         connection.execute(f"CREATE DATABASE test_large TEMPLATE {template_database}")
@@ -159,7 +159,7 @@ def values_for(name, job_id):
         "reports": "[]",
         "held": "[]",
         "queues": ["q"],
-        "rooms": [100],
+        "free_slots": [100],
         "light_handlers": ["noop"],
         "light": 100,
         "heavy_handlers": [],
@@ -178,7 +178,7 @@ def values_for(name, job_id):
 @pytest.mark.requirement("E9")
 @pytest.mark.parametrize("plan", ["force_generic_plan", "force_custom_plan"])
 @pytest.mark.parametrize("name", HOT)
-def test_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, plan):
+def test_hot_statements_read_large_tables_by_their_complete_key(large_job, name, plan):
     dsn, job_id = large_job
     text, names = numbered(name)
 
@@ -189,7 +189,7 @@ def test_hot_statements_enter_large_tables_by_their_whole_key(large_job, name, p
         cursor.execute(f"EXPLAIN (COSTS OFF) EXECUTE it ({', '.join(['%s'] * len(names))})", values_for(name, job_id))
         lines = [row[0] for row in cursor.fetchall()]
 
-    assert half_keys(lines) == []
+    assert incomplete_lookups(lines) == []
 
 
 @pytest.mark.requirement("E19")
@@ -209,7 +209,7 @@ def test_tasks_without_a_handler_on_this_worker_cost_one_index_probe(large_job, 
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 50
 
 
-def half_keys(plan: list[str]) -> list[str]:
+def incomplete_lookups(plan: list[str]) -> list[str]:
     """Index lookups by job id alone in tables that have many rows per job, and sequential scans."""
     wrong = []
     for number, line in enumerate(plan):

@@ -42,7 +42,7 @@ def test_the_database_has_the_columns_of_every_record(shared_database, record):
 
 
 @pytest.mark.requirement("D1")
-def test_annotations_become_types_and_optional_ones_may_be_empty(database):
+def test_annotations_become_types_and_optional_columns_are_nullable(database):
     columns = columns_of(database, "dag_tasks") | columns_of(database, "workers")
 
     assert columns["job_id"] == "uuid NOT NULL"
@@ -79,7 +79,7 @@ def test_an_unknown_type_is_reported_at_once():
 
 
 @pytest.mark.requirement("D3")
-def test_the_clock_is_the_servers_and_can_be_set_in_a_test(database):
+def test_the_clock_is_that_of_the_server_and_can_be_set_in_a_test(database):
     with psycopg.connect(database) as connection:
         early, late = connection.execute("SELECT clock_timestamp(), dagapp.clock()").fetchone() or ()
         connection.execute("SET dagapp.fake_now = '2030-02-01T12:00:00Z'")
@@ -97,8 +97,8 @@ def test_the_clock_is_the_servers_and_can_be_set_in_a_test(database):
 
 @pytest.mark.requirement("E1")
 @GUARDED
-def test_the_database_refuses_every_move_that_the_tables_do_not_have(database, cycle):
-    """Exhaustive: each pair of states, with and without a raised counter."""
+def test_the_database_refuses_every_transition_that_is_not_in_the_tables(database, cycle):
+    """Every pair of states is tested, with and without a raised counter."""
     with psycopg.connect(database, autocommit=True) as connection:
         pairs = product(cycle.moves, cycle.moves, (False, True))
         passed = {pair for pair in pairs if is_accepted(connection, cycle, *pair)}
@@ -108,7 +108,7 @@ def test_the_database_refuses_every_move_that_the_tables_do_not_have(database, c
 
 @pytest.mark.requirement("E1")
 @GUARDED
-def test_the_database_refuses_rows_that_do_not_begin_at_the_beginning(database, cycle):
+def test_the_database_refuses_new_rows_in_other_than_initial_states(database, cycle):
     with psycopg.connect(database, autocommit=True) as connection:
         passed = {state for state in cycle.moves if can_begin(connection, cycle, state)}
 
@@ -140,7 +140,7 @@ def test_a_rerun_raises_the_run_by_exactly_one(database):
 
 @pytest.mark.requirement("E1")
 def test_a_node_has_one_live_task(database):
-    """Not even where two orchestrators believe that the job is theirs."""
+    """This holds even if two orchestrators believe that they own the job."""
     (tasks,) = (cycle for cycle in guards.GUARDED_TABLES if cycle.record is Task)
     with psycopg.connect(database, autocommit=True) as connection:
         job_id = uuid4()
@@ -165,7 +165,7 @@ def test_workflow_definitions_never_change(database):
 
 @pytest.mark.requirement("E1")
 @pytest.mark.parametrize("job_id", [None, UUID(int=1), new_job_id(int(datetime.now(UTC).timestamp() * 1000))])
-def test_events_are_only_ever_added_and_pruned(database, job_id):
+def test_events_can_only_be_added_and_deleted(database, job_id):
     with psycopg.connect(database, autocommit=True) as connection:
         add_event(connection, job_id)
 
@@ -181,7 +181,7 @@ def test_events_are_only_ever_added_and_pruned(database, job_id):
 
 
 @pytest.mark.requirement("D2")
-def test_events_lie_in_the_month_of_their_jobs_birth(database):
+def test_events_are_in_the_partition_of_the_month_in_which_their_job_was_created(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SET dagapp.fake_now = '2031-01-31T23:59:59.999Z'")
         connection.execute("SELECT dagapp.ensure_event_partitions(1)")
@@ -193,7 +193,7 @@ def test_events_lie_in_the_month_of_their_jobs_birth(database):
 
 
 @pytest.mark.requirement("D2")
-def test_partitions_are_made_once_whatever_the_time_zone(database):
+def test_partitions_are_created_once_in_any_time_zone(database):
     with psycopg.connect(database, autocommit=True) as connection:
         connection.execute("SET dagapp.fake_now = '2031-01-01T00:30:00Z'")
         first = connection.execute("SELECT dagapp.ensure_event_partitions(2)").fetchone()
@@ -204,7 +204,7 @@ def test_partitions_are_made_once_whatever_the_time_zone(database):
 
 
 @pytest.mark.requirement("D2")
-def test_events_that_came_before_their_partition_move_into_it(database):
+def test_events_that_are_older_than_their_partition_are_moved_into_it(database):
     with psycopg.connect(database, autocommit=True) as connection:
         assert partition_of(connection, "2032-05-05T00:00:00Z") == "dag_job_events_default"
 
@@ -218,13 +218,13 @@ def test_events_that_came_before_their_partition_move_into_it(database):
 
 
 @pytest.mark.requirement("D2")
-def test_partitions_may_be_made_by_several_at_once(database):
+def test_partitions_can_be_created_concurrently(database):
     def ensure() -> None:
         with psycopg.connect(database) as connection:
             connection.execute("SET dagapp.fake_now = '2033-01-01T00:00:00Z'")
             connection.execute("SELECT dagapp.ensure_event_partitions(6)")
 
-    assert at_once(ensure, times=4) == []
+    assert run_concurrently(ensure, times=4) == []
 
 
 # ---------------------------------------------------------------------------------------------------- deploy
@@ -233,16 +233,16 @@ def test_partitions_may_be_made_by_several_at_once(database):
 @pytest.mark.requirement("D4")
 def test_a_second_deployment_changes_nothing(empty_database):
     deploy.deploy(empty_database)
-    before = everything(empty_database)
+    before = schema_objects(empty_database)
 
     deploy.deploy(empty_database)
 
-    assert everything(empty_database) == before
+    assert schema_objects(empty_database) == before
     assert deploy.status(empty_database).is_current
 
 
 @pytest.mark.requirement("D4")
-def test_a_deployment_answers_what_it_came_upon(empty_database):
+def test_a_deployment_returns_the_state_that_it_found(empty_database):
     results = [deploy.deploy(empty_database), deploy.deploy(empty_database)]
     with psycopg.connect(empty_database) as connection:
         connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'older'")
@@ -252,8 +252,8 @@ def test_a_deployment_answers_what_it_came_upon(empty_database):
 
 
 @pytest.mark.requirement("D4")
-def test_what_is_made_from_nothing_is_what_is_wanted(empty_database):
-    """So that other processes need not compare it."""
+def test_nothing_is_pending_after_a_deployment_to_an_empty_database(empty_database):
+    """So other processes do not have to compare the schema."""
     deploy.deploy(empty_database)
 
     assert deploy.pending(empty_database) == []
@@ -273,15 +273,15 @@ def test_a_starting_platform_restores_dropped_objects(database):
 
 
 @pytest.mark.requirement("D4")
-def test_two_deployments_at_once_are_safe(empty_database):
-    assert at_once(lambda: deploy.deploy(empty_database), times=3) == []
+def test_concurrent_deployments_are_safe(empty_database):
+    assert run_concurrently(lambda: deploy.deploy(empty_database), times=3) == []
 
     assert deploy.status(empty_database).is_current
 
 
 @pytest.mark.requirement("D4")
-def test_a_second_deployment_waits_for_no_writer(database):
-    """Triggers that are there already are not replaced: that would need the tables for itself."""
+def test_a_second_deployment_does_not_wait_for_writers(database):
+    """Existing triggers are not replaced, because that would need exclusive locks on their tables."""
     with psycopg.connect(database) as writer:
         insert_row(writer, "dag_node_states", a_row(guards.GUARDED_TABLES[1], insert_job(writer), "pending"))
         add_event(writer, None)
@@ -293,7 +293,7 @@ def test_a_second_deployment_waits_for_no_writer(database):
 
 
 @pytest.mark.requirement("D4")
-def test_a_deployment_that_fails_leaves_nothing(empty_database):
+def test_a_deployment_that_fails_leaves_no_objects(empty_database):
     class Broken(WorkerRecord):
         table: ClassVar[Table] = replace(WorkerRecord.table, checks={"broken": "no_such_column > 0"})
 
@@ -308,7 +308,7 @@ def test_the_preview_is_what_a_deployment_runs(cluster, empty_database, database
     with psycopg.connect(empty_database) as connection:
         connection.execute(deploy.ddl().encode())
 
-    built, deployed = everything(empty_database), everything(database)
+    built, deployed = schema_objects(empty_database), schema_objects(database)
     assert built == deployed
 
 
@@ -328,19 +328,19 @@ def test_status_reports_what_is_deployed(database, empty_database):
 
 
 @pytest.mark.requirement("D4")
-def test_status_leaves_nothing_behind(database):
-    before = everything(database)
+def test_status_changes_nothing(database):
+    before = schema_objects(database)
 
     deploy.status(database)
 
     with psycopg.connect(database) as connection:
         schemas = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'dagapp%'").fetchall()
     assert sorted(schemas) == [("dagapp",), ("dagapp_gateway",)]
-    assert everything(database) == before
+    assert schema_objects(database) == before
 
 
 @pytest.mark.requirement("D4")
-def test_a_deployment_under_way_is_waited_for_and_then_reported(database):
+def test_a_deployment_waits_for_another_one_and_then_reports_it(database):
     with psycopg.connect(database) as other:
         other.execute("SELECT pg_advisory_lock(hashtext('dagapp.deploy'))")
 
@@ -376,7 +376,7 @@ class Mood(StrEnum):
 
 
 class NewerJob(Job):
-    """The next release's job: columns, an index, a check, a default and storage that today's does not have."""
+    """The job of the next release, with new columns, an index, a check, a default and storage parameters."""
 
     table: ClassVar[Table] = replace(
         Job.table,
@@ -419,7 +419,7 @@ def test_a_migrated_database_equals_one_built_from_scratch(database, empty_datab
     deploy.deploy(empty_database, NEWER)
 
     assert not [line for line in done if line.startswith("change by hand")]
-    assert everything(database) == everything(empty_database)
+    assert schema_objects(database) == schema_objects(empty_database)
     assert deploy.status(database, NEWER).is_current
     assert deploy.migrate(database, NEWER) == []
 
@@ -443,11 +443,11 @@ def test_dropped_objects_are_restored(database, empty_database):
     deploy.deploy(empty_database)
 
     assert done == pending
-    assert everything(database) == everything(empty_database)
+    assert schema_objects(database) == schema_objects(empty_database)
 
 
 @pytest.mark.requirement("D4")
-def test_an_enumeration_that_grew_is_widened_in_place(database, empty_database):
+def test_new_values_are_added_to_the_check_of_an_enumeration(database, empty_database):
     with psycopg.connect(database) as connection:
         fewer = ", ".join(f"'{member}'" for member in list(EventType)[:5])
         connection.execute(
@@ -462,7 +462,7 @@ def test_an_enumeration_that_grew_is_widened_in_place(database, empty_database):
 
 
 @pytest.mark.requirement("D4")
-def test_an_index_that_was_replaced_is_dropped_after_its_successor_is_there(database, empty_database):
+def test_a_replaced_index_is_dropped_after_its_successor_was_created(database, empty_database):
     with psycopg.connect(database) as connection:
         connection.execute(
             """
@@ -476,7 +476,7 @@ def test_an_index_that_was_replaced_is_dropped_after_its_successor_is_there(data
     deploy.deploy(empty_database)
 
     assert done == pending == ["create index dag_tasks_waiting", "drop index dag_tasks_queued"]
-    assert everything(database) == everything(empty_database)
+    assert schema_objects(database) == schema_objects(empty_database)
 
 
 @pytest.mark.requirement("D4")
@@ -505,7 +505,7 @@ def test_a_change_that_would_drop_or_rewrite_needs_a_manual_step(database):
             CREATE INDEX dag_jobs_old ON dagapp.dag_jobs (asset_id)
             """
         )
-    before = everything(database)
+    before = schema_objects(database)
 
     done = deploy.migrate(database)
 
@@ -518,7 +518,7 @@ def test_a_change_that_would_drop_or_rewrite_needs_a_manual_step(database):
         "index dag_jobs_active",
         "index dag_jobs_old",
     ]
-    assert everything(database) == before
+    assert schema_objects(database) == before
 
 
 @pytest.mark.requirement("D4")
@@ -532,7 +532,7 @@ def test_a_column_without_a_value_for_old_rows_needs_a_manual_step(database):
 
 
 @pytest.mark.requirement("D4")
-def test_rows_that_break_a_new_rule_are_reported_and_kept(database):
+def test_rows_that_violate_a_new_constraint_are_reported_and_kept(database):
     class Picky(Job):
         table: ClassVar[Table] = replace(Job.table, checks={**Job.table.checks, "picky": "workflow_id <> 'w'"})
 
@@ -549,29 +549,29 @@ def test_rows_that_break_a_new_rule_are_reported_and_kept(database):
 
 
 @pytest.mark.requirement("D4")
-def test_two_migrations_at_once_are_safe(database):
-    assert at_once(lambda: deploy.migrate(database, NEWER), times=2) == []
+def test_concurrent_migrations_are_safe(database):
+    assert run_concurrently(lambda: deploy.migrate(database, NEWER), times=2) == []
 
     assert deploy.status(database, NEWER).is_current
 
 
 @pytest.mark.requirement("D4")
-def test_migrations_at_once_report_each_what_it_did(database):
+def test_each_of_several_concurrent_migrations_reports_what_it_did(database):
     """One of them made the changes, and the others report that another process did. None sees a partial state."""
     reports: list[deploy.Migration] = []
 
-    assert at_once(lambda: reports.append(deploy.run_migration(database, NEWER)), times=4) == []
+    assert run_concurrently(lambda: reports.append(deploy.run_migration(database, NEWER)), times=4) == []
 
     changed = [report for report in reports if report.changes]
     assert len(changed) == 1
     assert not changed[0].done_by_another
     assert all(report.is_current and report.pending == [] for report in reports)
-    # One that began after the first had ended found nothing to do and did not wait.
+    # A migration that started after the first had ended found nothing to do and did not wait.
     assert deploy.run_migration(database, NEWER) == deploy.Migration([], [], is_current=True, done_by_another=False)
 
 
 @pytest.mark.requirement("D4")
-def test_a_migration_that_waited_says_that_another_one_migrated(database):
+def test_a_migration_that_waited_reports_that_another_one_migrated(database):
     with deploy._exclusive(database, 5) as first:
         reports: list[deploy.Migration] = []
         second = threading.Thread(target=lambda: reports.append(deploy.run_migration(database, NEWER)))
@@ -632,7 +632,7 @@ async def test_a_connection_is_set_up_for_its_role(database):
     assert echo == ({"at": "2030-01-01T00:00:00+00:00"},)
 
 
-async def test_a_pool_opens_when_asked(database):
+async def test_a_pool_opens_on_request(database):
     async with pool(database, "orchestrator", 1, 2) as connections, connections.connection() as connection:
         name = await (await connection.execute("SHOW application_name")).fetchone()
 
@@ -656,7 +656,7 @@ async def test_a_statement_that_takes_too_long_is_unavailable(database):
             await connection.execute("SELECT pg_sleep(5)")
 
 
-async def test_a_mistake_in_sql_stays_a_mistake(database):
+async def test_an_error_in_sql_is_not_reported_as_an_outage(database):
     async with await connect(database, role="wrong") as connection:
         with pytest.raises(psycopg.errors.UndefinedTable), translate_errors():
             await connection.execute("SELECT * FROM nowhere")
@@ -684,7 +684,7 @@ def insert_job(connection, **columns) -> UUID:
 
 
 def insert(connection, cycle, status) -> UUID:
-    """A row in any state: as replication would write it, past all triggers."""
+    """Insert a row in any state, as replication would: without triggers."""
     connection.execute("SET session_replication_role = replica")
     job_id = uuid4()
     insert_row(connection, cycle.record.table.name, a_row(cycle, job_id, status))
@@ -741,8 +741,8 @@ def refusal_caught() -> Iterator[list[str]]:
 def allowed_moves(cycle) -> set[tuple[str, str, bool]]:
     staying = {(state, state, raised) for state in cycle.moves for raised in (False, True)}
     moving = {(old, new, raised) for old, targets in cycle.moves.items() for new in targets for raised in (False, True)}
-    reviving = {(old, new, True) for old, targets in cycle.reruns.items() for new in targets}
-    return staying | moving | reviving
+    rerunning = {(old, new, True) for old, targets in cycle.reruns.items() for new in targets}
+    return staying | moving | rerunning
 
 
 def add_event(connection, job_id) -> None:
@@ -761,8 +761,8 @@ def partition_of(connection, moment: str) -> str:
     return row[0].removeprefix("dagapp.")
 
 
-def at_once(act, times: int) -> list[BaseException]:
-    """Run something in several threads; what they raised."""
+def run_concurrently(act, times: int) -> list[BaseException]:
+    """Call a function in several threads at the same time. Returns the exceptions."""
     raised: list[BaseException] = []
 
     def run() -> None:
@@ -785,8 +785,8 @@ def columns_of(dsn: str, table: str) -> dict[str, str]:
     return {subject.name: text for subject, text in facts.items() if subject.kind == "column"}
 
 
-def everything(dsn: str) -> dict[object, object]:
-    """What PostgreSQL says of all tables, partitions' bounds, triggers, functions and sequences of our schema."""
+def schema_objects(dsn: str) -> dict[object, object]:
+    """The definitions of all tables, bounds of partitions, triggers, functions and sequences of our schema."""
     with deploy._connected(dsn) as connection:
         names = [
             row[0]
@@ -809,14 +809,25 @@ def everything(dsn: str) -> dict[object, object]:
     return objects
 
 
-def test_the_fingerprint_beside_the_schema_is_up_to_date():
+def test_the_stored_fingerprint_of_the_schema_is_up_to_date():
     written = resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text()
 
-    assert written.strip() == deploy.fingerprint(), "`make docs` renews it"
+    assert written.strip() == deploy.fingerprint(), "run `make docs` to update it"
+
+
+def test_a_comment_in_a_schema_file_does_not_change_the_fingerprint_but_a_statement_does(monkeypatch):
+    before, read = deploy.fingerprint(), deploy._files
+
+    def fingerprint_with(line: str) -> str:
+        monkeypatch.setattr(deploy, "_files", lambda **options: [f"{text}\n{line}\n" for text in read(**options)])
+        return deploy.fingerprint()
+
+    assert fingerprint_with("  -- why the statement above is needed") == fingerprint_with("-- another reason")
+    assert fingerprint_with("SELECT 1; -- a statement") not in (before, fingerprint_with("SELECT 2; -- a statement"))
 
 
 def test_deploying_over_the_tables_of_an_earlier_release_changes_nothing_and_does_not_fail(database):
-    """`up` deploys before it migrates. What a statement of the schema reads may not exist yet."""
+    """`up` deploys before it migrates. Columns that a statement of the schema reads may not exist yet."""
     later = {
         "asset_revisions": ["findings", "external_copies", "external_job_id", "exported_at"],
         "platforms": ["b2b_may_approve"],

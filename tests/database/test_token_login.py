@@ -1,6 +1,6 @@
-"""Login with tokens of a managed identity: on a real server with TLS, whose role has the newest token as password.
+"""Login with tokens of a managed identity, on a real server with TLS whose role has the newest token as its password.
 
-That is what distinguishes it from Azure: there the server verifies the token, here it compares it.
+This is the difference to Azure: there the server verifies the token, here it compares it with the password.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ NAPS = """
 
 
 class RotatingIdentity(IdentityService):
-    """Each token that it gives becomes the password of the roles on the server: earlier ones are refused."""
+    """Each token that it issues becomes the password of the roles on the server; earlier tokens are refused."""
 
     def __init__(self, server: TcpServer) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ def test_a_token_is_renewed_before_it_expires_and_open_connections_stay(server, 
 
         now = time.time()
         first = await connect(dsn, role="test")
-        now += 3600 - 200  # of the last five minutes
+        now += 3600 - 200  # within the last five minutes
         assert await user_of(dsn) == "platform"
         assert len(identity.issued) == 2
         assert await (await first.execute("SELECT 1")).fetchone() == (1,)
@@ -172,7 +172,7 @@ def test_a_token_is_renewed_before_it_expires_and_open_connections_stay(server, 
     asyncio.run(act())
 
 
-def test_a_refused_token_is_replaced_at_once(server, identity):
+def test_a_refused_token_is_replaced_immediately(server, identity):
     enable(settings_of(server, identity))
     dsn = server.dsn("platform")
     assert asyncio.run(user_of(dsn)) == "platform"
@@ -195,7 +195,7 @@ def test_a_login_that_stays_refused_is_reported_without_the_token(server, identi
     assert not any(token in str(refused.value) for token in identity.issued)
 
 
-def test_an_identity_service_that_does_not_answer_is_an_outage_only_when_the_token_has_expired(server, identity):
+def test_an_identity_service_that_does_not_respond_is_an_outage_only_after_the_token_expires(server, identity):
     import time
 
     now = time.time()
@@ -213,7 +213,7 @@ def test_an_identity_service_that_does_not_answer_is_an_outage_only_when_the_tok
     assert outage.value.code == "azure.no-token"
 
 
-def test_connections_do_not_all_wait_for_an_identity_service_that_fails():
+def test_not_every_connection_waits_for_an_identity_service_that_fails():
     attempts, now = [], 1000.0
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -255,7 +255,7 @@ def test_a_token_is_never_sent_without_tls(dsn, problem):
 
 
 def test_a_server_without_tls_gets_no_token(identity, server):
-    """The server would even have accepted it."""
+    """This server would accept a connection without a password."""
     with running("plain", "host all all 127.0.0.1/32 trust\nhost all all ::1/128 trust") as plain:
         plain.execute("CREATE ROLE platform LOGIN")
         enable(settings_of(plain, identity))
@@ -275,7 +275,7 @@ def test_the_name_of_the_server_is_verified_with_verify_full(server, identity, c
         asyncio.run(user_of(by_address))
 
 
-def test_pgsslmode_is_not_weakened(monkeypatch):
+def test_pgsslmode_cannot_disable_tls(monkeypatch):
     monkeypatch.setenv("PGSSLMODE", "verify-full")
     assert token_login.secure_mode({"host": "db.example"}) == "verify-full"
     monkeypatch.setenv("PGSSLMODE", "disable")
@@ -324,15 +324,15 @@ def test_a_token_is_not_sent_over_a_socket_of_this_machine(host):
         ({"db_admin_user": "administrator"}, "requires DB_ADMIN_USER, and the other way round"),
     ],
 )
-def test_contradicting_settings_are_refused(settings, problem):
+def test_contradictory_settings_are_refused(settings, problem):
     with pytest.raises(InvalidRequest, match=problem) as refused:
         load(use_managed_identity=True, **settings)
 
     assert "secret-word" not in str(refused.value)
 
 
-async def test_jobs_go_on_while_tokens_change(server, identity, tmp_path: Path):
-    """Tokens that live for seconds, and sessions that are ended meanwhile."""
+async def test_jobs_continue_while_tokens_change(server, identity, tmp_path: Path):
+    """Tokens expire after seconds, and sessions are terminated meanwhile."""
     identity.lifetime_seconds = 1
     owner = f"postgresql://postgres@/dagmaster?host={server.folder}&port={server.port}"
     deploy.deploy(owner)
@@ -343,7 +343,9 @@ async def test_jobs_go_on_while_tokens_change(server, identity, tmp_path: Path):
             process = running_fleet.process(role)
             process.environment |= {**own_login, "USE_MANAGED_IDENTITY": "true"}
             process.start()
-        await running_fleet.ready(running_fleet.processes)
+            # One after the other: the server accepts only the newest token, and a process that is refused at its start
+            # does not try again.
+            await running_fleet.ready([process])
         for _ in range(3):
             server.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'platform'")
             jobs = await running_fleet.submit(NAPS, count=3)

@@ -1,7 +1,7 @@
 """A stand-in of `az` for scripts/deploy.sh: the job of the schema and the container apps, in a file.
 
-It knows the commands that the script uses and refuses others. As in the real one, `containerapp job update --image`
-sets the image of the job's container, and leaves those of init containers alone.
+It supports the commands that the script uses and refuses others. As in the real `az`, `containerapp job update --image`
+sets the image of the job's container, but not those of init containers.
 """
 
 import json

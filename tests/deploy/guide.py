@@ -1,4 +1,4 @@
-"""The commands of a guide, so that a test runs what people run."""
+"""The commands of a guide, so that tests run the same commands as readers."""
 
 import os
 import re
@@ -15,7 +15,7 @@ RECOVERY = ROOT / "docs/guides/recover-from-disaster.md"
 
 
 def block_with(text: str, guide: Path = RECOVERY) -> str:
-    """The one block of code of a guide that contains a text."""
+    """The only code block of a guide that contains a text."""
     blocks = re.findall(r"^( *)```(?:shell|ini)\n(.*?)^\1```$", guide.read_text(), re.MULTILINE | re.DOTALL)
     (block,) = [block for _, block in blocks if text in block]
     return textwrap.dedent(block)

@@ -1,6 +1,6 @@
 """A stand-in of `kubectl` for scripts/deploy.sh: it records what is applied and waited for, in a file.
 
-`kustomize` collects resources and sets the names and tags of images, and does nothing else that the real one does.
+`kustomize` collects resources and sets the names and tags of images, and supports nothing else.
 """
 
 import json
@@ -37,7 +37,7 @@ def built(folder: Path) -> Iterator[dict[str, Any]]:
         path = folder / name
         for document in built(path) if path.is_dir() else documents_in(path):
             for container in containers_of(document):
-                # As in the real one, an image is named without its tag.
+                # As in the real kustomize, an image is given without its tag.
                 container["image"] = images.get(container["image"].partition(":")[0], container["image"])
             yield document
 

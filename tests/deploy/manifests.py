@@ -1,4 +1,4 @@
-"""What the deployment files say, read by one function for each kind of file."""
+"""The contents of the deployment files, with one function for each kind of file."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ PORTS = {"orchestrator": "API_PORT", "worker": "HEALTH_PORT", "serving": "SERVIN
 
 @dataclass(frozen=True)
 class Container:
-    """One container of ours: `values` are settings with literal values, `secrets` those that come from elsewhere."""
+    """One container of dagmaster: `values` are settings with literal values, `secrets` are read from secrets."""
 
     file: str
     name: str

@@ -35,7 +35,7 @@ BUILT_IN = {
     "serviceBusDataReceiver": "4f6d3b9b-027b-4f4c-9142-0e5a2a2247e0",
     "serviceBusDataOwner": "090c5cfd-751d-490a-894a-3ce6f1109419",
 }
-# Settings of the transport over Service Bus, which a release without it ignores.
+# Settings of the Service Bus transport, which a release without that transport ignores.
 OF_SERVICE_BUS = {"TRANSPORT", "SERVICE_BUS_FQDN"}
 
 
@@ -59,7 +59,7 @@ def without_comments(text: str) -> str:
     return re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE)
 
 
-def test_apps_reach_each_other_with_tls():
+def test_apps_connect_to_each_other_with_tls():
     """Ingress redirects plain requests, which the gateway does not follow."""
     apps = modules()
     served = {name for name, module in apps.items() if "hasIngress: false" not in module}
@@ -74,7 +74,7 @@ def test_apps_reach_each_other_with_tls():
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_template_says_that_it_is_untested(name):
+def test_a_template_is_marked_as_untested(name):
     assert "UNTESTED" in TEXTS[name]
 
 
@@ -87,12 +87,12 @@ def test_every_variable_is_a_setting_and_no_value_is_a_secret(name):
         field = KNOWN.get(variable)
         if field is not None and not field.repr:
             assert variable.endswith("DATABASE_URL"), variable
-            assert "erver" in text  # an address with a user and without a password
+            assert "erver" in text  # a URL with a user name and without a password
     assert not re.search(r"postgresql://\S+:[^@\s/]+@", TEXTS[name])
     assert not re.search(r"(?i)password(?!Auth)|secretRef|accountKey", without_comments(TEXTS[name]))
 
 
-def test_every_address_of_the_database_verifies_the_server():
+def test_every_database_url_verifies_the_server():
     addresses = re.findall(r"'(postgresql://[^']+)'", MAIN)
 
     assert len(addresses) == 3
@@ -121,17 +121,21 @@ def test_probes_and_commands_exist():
     assert {arguments.split("'")[1] for arguments in re.findall(r"args: \[([^\]]+)\]", MAIN)} <= set(COMMANDS)
 
 
-def test_the_templates_respect_what_azure_documents():
-    """What a compiler or Azure would refuse, as far as a text shows it."""
+def test_the_templates_respect_documented_limits_of_azure():
+    """Mistakes that a compiler or Azure would refuse, as far as they can be found in the text."""
     names = [name for text in TEXTS.values() for name in re.findall(r"^  name: (.+)$", text, re.MULTILINE)]
     changes = r"^(?:resource|module) (\w+) '(?:\S+/flexibleServers/|administrator)"
     server_changes = re.findall(changes, MAIN, re.MULTILINE)
 
-    assert not [name for name in names if ".properties." in name]  # known only after the deployment has started
+    assert not [
+        name for name in names if ".properties." in name
+    ]  # values that are known only after the deployment has started
     assert all(1 <= int(count) <= 10 for count in re.findall(r"failureThreshold: (\d+)", APP))
-    assert {*re.findall(r"Microsoft\.App/\w+@([\w-]+)", MAIN + APP)} == {"2025-01-01"}  # `identity` of rules
+    assert {*re.findall(r"Microsoft\.App/\w+@([\w-]+)", MAIN + APP)} == {
+        "2025-01-01"
+    }  # this version has `identity` in scale rules
     assert server_changes == ["database", "extensions", "databaseAdmin"]
-    for before, change in pairwise(server_changes):  # the server takes one change at a time
+    for before, change in pairwise(server_changes):  # the server accepts one change at a time
         assert f"  dependsOn: [{before}]\n" in MAIN.split(f" {change} '")[1].split("\n}\n")[0] + "\n"
     assert "-preview" not in MAIN + APP
 
@@ -189,18 +193,20 @@ def test_identities_have_exactly_the_roles_that_the_guide_lists():
 
 
 def test_containers_cannot_use_the_identity_that_reads_the_length_of_queues():
-    """It may change and delete queues."""
+    """That identity can change and delete queues."""
     workers = [module for name, module in modules().items() if name.startswith("worker")]
     others = [module for name, module in modules().items() if not name.startswith("worker")]
 
     assert "[{ identity: scalerIdentityId, lifecycle: 'None' }]" in APP
-    assert re.findall(r"^    identity: (\w+)$", APP, re.MULTILINE) == ["scalerIdentityId"]  # of the scale rules
+    assert re.findall(r"^    identity: (\w+)$", APP, re.MULTILINE) == [
+        "scalerIdentityId"
+    ]  # the identity of the scale rules
     assert all("scalerIdentityId: usesServiceBus ? scalerIdentity.id : ''" in module for module in workers)
     assert not any("scalerIdentity" in module for module in others)
     assert "scalerIdentity.properties.clientId" not in MAIN
 
 
-def test_map_servers_read_the_zones_that_they_serve_and_no_others():
+def test_map_servers_can_read_only_the_zones_that_they_serve():
     containers, served = (
         re.findall(r"[\w]+", re.search(rf"^var {name} = \[([^\]]+)\]", MAIN, re.MULTILINE)[1])  # type: ignore[index]
         for name in ("containers", "servedContainers")

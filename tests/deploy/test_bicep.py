@@ -57,7 +57,7 @@ def undeclared(root: Node) -> set[str]:
 
 
 def is_label(identifier: Node) -> bool:
-    """Whether it is the key of a property, or what a declaration declares."""
+    """Whether a name is the key of a property, or the name that a declaration declares."""
     parent = identifier.parent
     assert parent is not None
     return parent.type in ("object_property", "output_declaration") and parent.named_children[0] == identifier
@@ -87,7 +87,7 @@ def test_every_name_of_a_template_is_declared(name):
     assert undeclared(template(name)) == set()
 
 
-def test_every_module_gets_what_it_needs_and_nothing_else():
+def test_every_module_gets_its_required_parameters_and_no_unknown_ones():
     modules = list(nodes(template("main.bicep"), "module_declaration"))
 
     assert len(modules) == 6
@@ -98,7 +98,7 @@ def test_every_module_gets_what_it_needs_and_nothing_else():
         assert needed <= passed(module) <= known.keys(), name_of(module)
 
 
-def test_faults_are_found():
+def test_mistakes_are_detected():
     """Otherwise the tests above prove nothing."""
     assert parsed(b"resource a 'B/c@1' = {\n  name: 'x'\n").has_error
     assert undeclared(parsed(b"param a string\nvar b = { name: a, id: other.id }\n")) == {"other"}

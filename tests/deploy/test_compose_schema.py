@@ -13,10 +13,10 @@ from tests.deploy.manifests import compose, dockerfile, role_of
 
 pytestmark = pytest.mark.requirement("M5")
 
-# check-jsonschema has the schema of the specification; it is no part of our repository.
+# The package check-jsonschema contains the schema of the specification.
 SCHEMA = json.loads(files("check_jsonschema").joinpath("builtin_schemas/vendor/compose-spec.json").read_text())
 SERVICES: dict[str, Any] = compose()["services"]
-# These end when they are done, or belong to others and are for tests only.
+# Services that end when they are done, or that are only for tests.
 ONE_TIME = {"deploy", "migrate"}
 
 
@@ -29,7 +29,7 @@ def test_the_file_is_valid_for_the_compose_specification():
     "changes",
     [{"read_onli": True}, {"ports": "8000:8000"}, {"depends_on": {"postgres": {"condition": "healthy"}}}],
 )
-def test_a_mistake_in_a_service_is_found(changes):
+def test_a_mistake_in_a_service_is_detected(changes):
     """Otherwise the test above proves nothing."""
     broken = copy.deepcopy(compose())
     broken["services"]["orchestrator"] |= changes
@@ -44,7 +44,7 @@ def has_healthcheck(name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_waits_for_what_it_needs(name):
+def test_a_service_waits_for_its_dependencies(name):
     for other, how in SERVICES[name].get("depends_on", {}).items():
         if other in ONE_TIME:
             assert how["condition"] == "service_completed_successfully"
@@ -53,7 +53,7 @@ def test_a_service_waits_for_what_it_needs(name):
             assert has_healthcheck(other), f"{other} would never be healthy"
 
 
-def test_every_service_of_ours_starts_after_the_schema_is_there():
+def test_every_role_starts_after_the_schema_is_deployed():
     def before(name: str) -> set[str]:
         direct = set(SERVICES[name].get("depends_on", {}))
         return direct.union(*(before(other) for other in direct))
@@ -63,7 +63,7 @@ def test_every_service_of_ours_starts_after_the_schema_is_there():
 
 
 @pytest.mark.parametrize("name", [name for name, service in SERVICES.items() if role_of(service["image"])])
-def test_a_service_of_ours_cannot_write_where_it_need_not(name):
+def test_a_role_has_a_read_only_file_system_and_no_capabilities(name):
     service = SERVICES[name]
 
     assert service["read_only"] is True

@@ -1,7 +1,7 @@
-"""A whole platform from the images that `make images` has built, started with buildah in chroots.
+"""A complete platform from the images that `make images` has built, started with buildah in chroots.
 
-A chroot is no container: the network and the process table are those of this machine. What is proved is that each image
-has what its role needs, runs as a user without rights, and writes nothing but what it is given to write.
+A chroot is not a container: the network and the process table are those of this machine. The tests prove that each
+image contains everything that its role needs, runs as an unprivileged user, and writes only to its volumes.
 """
 
 import json
@@ -94,7 +94,7 @@ class Chroot:
         return json.loads(finished.stdout)
 
     def start(self, log: Path) -> None:
-        """Start the role, which RUN_MODE of the image names."""
+        """Start the role that RUN_MODE of the image selects."""
         process = subprocess.Popen(
             self.command("/opt/dagmaster/bin/dagmaster"),
             env=ENVIRONMENT,
@@ -110,7 +110,7 @@ class Chroot:
         return self.run("/opt/dagmaster/bin/python", "-S", healthcheck).returncode == 0
 
     def written(self) -> set[str]:
-        """Files of the image that were changed or added since the container was made."""
+        """Files of the image that were changed or added since the container was created."""
         return {path for path, state in self._files().items() if self._before.get(path) != state}
 
     def _files(self) -> dict[str, tuple[int, int]]:
@@ -205,7 +205,7 @@ class Platform:
 
 @contextmanager
 def open_to_all(folder: Path) -> Iterator[None]:
-    """Only the user of the server may use the sockets of tests; here another user does."""
+    """Allow other users to use the socket of the database: the roles run as another user than the server."""
     modes = {path: path.stat().st_mode & 0o7777 for path in (folder, *folder.glob(".s.PGSQL.*[0-9]"))}
     try:
         for path in modes:
@@ -239,7 +239,7 @@ def raster(tmp_path: Path) -> Path:
 
 
 def tile_at(longitude: float, latitude: float, zoom: int) -> tuple[int, int]:
-    """The tile of WebMercatorQuad with a point."""
+    """The tile of WebMercatorQuad that contains a point."""
     count = 2**zoom
     x = (longitude + 180) / 360 * count
     y = (1 - math.asinh(math.tan(math.radians(latitude))) / math.pi) / 2 * count
@@ -280,7 +280,7 @@ def test_a_raster_becomes_a_map(platform, raster, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["orchestrator", "worker", "second worker", "serving", "gateway"])
-def test_a_role_is_healthy_without_rights_and_writes_nothing_into_its_image(platform, name):
+def test_a_role_is_healthy_as_an_unprivileged_user_and_writes_nothing_into_its_image(platform, name):
     chroot = platform.chroots[name]
 
     assert chroot.is_healthy(), platform.log_of(name).read_text()[-2000:]
@@ -309,7 +309,7 @@ def test_an_image_has_its_sbom_and_no_pip(platform, role):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_image_is_configured_as_its_file_says(role):
+def test_an_image_has_the_configuration_of_its_dockerfile(role):
     config = json.loads(buildah("inspect", "--type", "image", image(role)))["Docker"]["config"]
 
     assert config["User"] == f"{USER}:{USER}"

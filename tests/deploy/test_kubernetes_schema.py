@@ -1,4 +1,4 @@
-"""Every manifest is valid for Kubernetes: its fields exist and have the right types, in an old and a newer version."""
+"""Every manifest is valid for an old and a newer version of Kubernetes: its fields exist and have the right types."""
 
 import kubernetes_validate
 import pytest
@@ -8,7 +8,7 @@ from tests.deploy.manifests import KUBERNETES
 
 pytestmark = pytest.mark.requirement("M5")
 
-# Resources that extensions define, and kustomize's own files.
+# Resources that extensions define, and files of kustomize.
 FOREIGN = ("keda.sh/", "kustomize.config.k8s.io/")
 DOCUMENTS = {
     f"{file.parent.name}/{file.name}:{document['kind']}:{document['metadata']['name']}": document
@@ -28,7 +28,7 @@ def test_a_manifest_is_valid(name, version):
     kubernetes_validate.validate(DOCUMENTS[name], version, strict=True)
 
 
-def test_a_misspelt_field_is_found():
+def test_a_misspelt_field_is_detected():
     """Otherwise the tests above prove nothing."""
     (name,) = (each for each in DOCUMENTS if each.endswith(":Deployment:gateway"))
     broken = {**DOCUMENTS[name], "spec": {**DOCUMENTS[name]["spec"], "revisionHistoryLimits": 5}}

@@ -41,7 +41,7 @@ SECRET = {name for name, field in KNOWN.items() if not field.repr}
 
 
 def probe_paths(role: str) -> set[str]:
-    """The paths without a key that the server of a role has."""
+    """The paths of the server of a role that need no key."""
     routers = {"orchestrator": api_health.probes, "serving": serving_health.router, "gateway": gateway_probes}
     return {route.path for route in routers[role].routes} if role in routers else {*PATHS}  # type: ignore[attr-defined]
 
@@ -84,11 +84,11 @@ def test_secrets_are_not_in_the_files(container):
 
 
 @EACH_CONTAINER
-def test_a_container_has_the_credentials_of_its_role_and_no_others(container):
-    """A gateway must not be able to write, so it has no URL of the database but that of its own role."""
+def test_a_container_has_only_the_credentials_of_its_role(container):
+    """A gateway must not be able to write, so it has only the database URL of its own role."""
     own = {"GATEWAY_DATABASE_URL", "GATEWAY_KEY"} if container.role == "gateway" else {"DATABASE_URL"}
     if container.file == "compose.yaml" and container.role != "gateway" and not container.arguments:
-        own |= {"AZURE_STORAGE_ACCOUNT_KEY"}  # that of Azurite only: settings refuse it for other accounts
+        own |= {"AZURE_STORAGE_ACCOUNT_KEY"}  # the key of Azurite: settings refuse a key for other accounts
 
     assert container.secrets & SECRET == own
 
@@ -117,7 +117,7 @@ def test_the_memory_of_a_worker_is_enough_for_its_child_processes(container):
     assert megabytes(limit) >= processes * memory + 512
 
 
-def test_workers_may_end_their_tasks_before_they_are_killed():
+def test_workers_have_time_to_end_their_tasks_before_they_are_killed():
     grace = KNOWN["SHUTDOWN_GRACE_SEC"].default
     in_compose = [
         each["stop_grace_period"] for name, each in compose()["services"].items() if name.startswith("worker")
@@ -209,7 +209,7 @@ def test_every_deployment_has_a_disruption_budget_a_network_policy_and_an_accoun
         assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == name
 
 
-def test_nothing_is_allowed_on_the_network_unless_a_policy_says_so():
+def test_network_traffic_is_denied_by_default():
     default = of_kind("NetworkPolicy")["default"]["spec"]
 
     assert default == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
@@ -242,7 +242,7 @@ def test_containers_of_compose_are_restricted():
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_image_is_based_on_a_pinned_base_and_runs_as_a_user_without_rights(role):
+def test_an_image_has_a_pinned_base_and_runs_as_an_unprivileged_user(role):
     text = dockerfile(role).read_text()
     last = text[text.rindex("\nFROM ") :]
 
@@ -251,7 +251,7 @@ def test_an_image_is_based_on_a_pinned_base_and_runs_as_a_user_without_rights(ro
     assert re.search(r"^USER 10001:10001$", last, re.MULTILINE)
     assert 'ENTRYPOINT ["/opt/dagmaster/bin/dagmaster"]' in last
     assert "HEALTHCHECK" in last
-    assert not re.search(r"^RUN", last, re.MULTILINE), "a base without a shell cannot run it"
+    assert not re.search(r"^RUN", last, re.MULTILINE), "the base image has no shell"
     assert image_environment(role)["RUN_MODE"] == role
 
 
@@ -279,7 +279,7 @@ def test_the_autoscaler_reads_the_length_of_queues_with_the_role_of_the_gateway(
     assert 5 <= oldest < 60
 
 
-def test_the_autoscaler_asks_for_the_queues_of_its_workers():
+def test_the_autoscaler_queries_the_queues_of_its_workers():
     by_name = {each.name: each for each in CONTAINERS.values() if each.file == "kubernetes"}
     for name, scaled in of_kind("ScaledObject").items():
         (trigger,) = scaled["spec"]["triggers"]
@@ -289,7 +289,7 @@ def test_the_autoscaler_asks_for_the_queues_of_its_workers():
 
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="kubectl is not installed")
-def test_the_overlay_can_be_built_and_what_comes_first_has_all_that_it_needs():
+def test_the_overlay_can_be_built_and_resources_to_apply_first_are_complete():
     import yaml
 
     command = ["kubectl", "kustomize", str(ROOT / "deploy" / "kubernetes" / "example")]
@@ -310,7 +310,7 @@ def test_the_settings_class_has_a_default_for_every_port():
     assert {Settings.model_fields[name.lower()].default for name in PORTS.values()} == {8000, 8001, 8002, 8003}
 
 
-def test_an_example_for_compose_names_variables_that_compose_uses():
+def test_the_example_env_file_has_only_variables_that_compose_uses():
     names = set(re.findall(r"^#?([A-Z_]+)=", Path(ROOT / "deploy/compose/example.env").read_text(), re.MULTILINE))
 
     assert names <= set(re.findall(r"\$\{(\w+)", (ROOT / "compose.yaml").read_text()))

@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules use metrics that the roles expose, with labels that these have."""
+"""The dashboard and the alert rules use only metrics and labels that the roles expose."""
 
 import asyncio
 import json
@@ -62,14 +62,14 @@ def samples_of(text: str) -> Exposed:
 
 @pytest.fixture(scope="module")
 def exposed(shared_database: str) -> dict[str, Exposed]:
-    """What each role exposes, after it has done some work."""
+    """The metrics that each role exposes, after it has done some work."""
     return asyncio.run(_exposed(shared_database))
 
 
 async def _exposed(dsn: str) -> dict[str, Exposed]:
     async with engine(dsn) as running, api(dsn, running) as http:
         await running.run("hello_world")
-        await ok(http.get("/livez"))  # so that a request was measured
+        await ok(http.get("/livez"))  # so that there are metrics of a request
         running.orchestrators[0].callbacks = CallbackSender(running.settings, PostgresCallbacks(dsn))
         running.orchestrators[0].relay = Relay(PostgresOutbox(dsn, "relay"), None)
         settings = running.settings.model_copy(update={"worker_queue_concurrency": ("container-tasks=2",)})
@@ -80,7 +80,7 @@ async def _exposed(dsn: str) -> dict[str, Exposed]:
             "serving": await _scraped(create_maps(Settings(), dsn)),
             "gateway": await _scraped(create_gateway(Settings(), dsn)),
         }
-    # The probes of a worker add one metric of their own, which tests/worker/test_health.py reads.
+    # The probes of a worker add one metric, which tests/worker/test_health.py checks.
     texts["worker"] += "# TYPE dagmaster_loop_still_seconds gauge\ndagmaster_loop_still_seconds 0\n"
     return {role: samples_of(text) for role, text in texts.items()}
 
@@ -108,8 +108,8 @@ def test_every_metric_of_dashboard_and_rules_is_exposed(exposed):
 def test_every_label_of_dashboard_and_rules_exists(exposed):
     labels: Exposed = defaultdict(set)
     for samples in exposed.values():
-        for name, those in samples.items():
-            labels[name] |= those
+        for name, labels_of_sample in samples.items():
+            labels[name] |= labels_of_sample
 
     wrong = set()
     for where, text in expressions():
@@ -125,7 +125,7 @@ def test_every_label_of_dashboard_and_rules_exists(exposed):
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "worker", "orchestrator without API", "serving", "gateway"])
-def test_every_role_says_what_it_is_and_how_long_it_has_run(exposed, role):
+def test_every_role_exposes_its_version_and_uptime(exposed, role):
     samples = exposed[role]
 
     assert samples["dagmaster_build_info"] == {"role", "version"}
@@ -140,7 +140,7 @@ def test_names_follow_the_rules_of_prometheus(exposed):
     assert not [name for name in own if re.search("_(ms|milliseconds|mb|kb|minutes|hours)(_|$)", name)]
 
 
-def test_the_metrics_of_the_requirement_are_there(exposed):
+def test_the_metrics_of_the_requirement_exist(exposed):
     orchestrator, worker = exposed["orchestrator"], exposed["worker"]
     counted = ["cycles", "claimed", "reclaimed", "fenced", "dispatched", "results", "errors"]
 
@@ -172,7 +172,7 @@ def test_every_alert_has_a_severity_and_is_explained_in_the_guide():
         assert rule["annotations"]["summary"]
 
 
-def test_every_alert_is_tested_with_samples_for_which_it_fires_and_with_others():
+def test_every_alert_is_tested_with_samples_that_fire_and_that_do_not():
     cases = [
         (case["alertname"], bool(case["exp_alerts"]))
         for group in yaml.safe_load((DEPLOY / "prometheus/rules_test.yaml").read_text())["tests"]

@@ -54,7 +54,7 @@ def checked(**variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_health_check_asks_the_port_of_the_role(role):
+def test_the_health_check_uses_the_port_of_the_role(role):
     paths: list[str] = []
     with server(200, paths) as port:
         finished = checked(RUN_MODE=role, **{PORTS[role]: str(port)})
@@ -63,13 +63,13 @@ def test_the_health_check_asks_the_port_of_the_role(role):
     assert paths == ["/livez"]
 
 
-def test_the_health_check_fails_if_only_a_restart_would_help_or_no_process_responds():
+def test_the_health_check_fails_if_the_process_is_not_alive_or_does_not_respond():
     with server(503, []) as port:
         assert checked(RUN_MODE="worker", HEALTH_PORT=str(port)).returncode == 1
     assert checked(RUN_MODE="worker", HEALTH_PORT=str(port)).returncode == 1
 
 
-def test_an_orchestrator_without_the_api_is_asked_where_workers_are():
+def test_an_orchestrator_without_the_api_is_checked_at_the_health_port():
     with server(200, []) as port:
         assert checked(RUN_MODE="orchestrator", API_ENABLED="false", HEALTH_PORT=str(port)).returncode == 0
 
@@ -215,12 +215,12 @@ def test_a_deployment_on_azure_sets_every_image_explicitly():
 
 
 def copied_overlay(folder: Path) -> Path:
-    """A deployment writes beside its overlay, and other tests read the manifests of the repository meanwhile."""
+    """A copy, because a deployment writes next to its overlay, while other tests read the original manifests."""
     return shutil.copytree(ROOT / "deploy" / "kubernetes", folder / "kubernetes") / "example"
 
 
 class Kubernetes:
-    """A cluster that is reached with a stand-in of `kubectl`."""
+    """A cluster that is simulated by a stand-in of `kubectl`."""
 
     def __init__(self, folder: Path) -> None:
         self.overlay = copied_overlay(folder)
@@ -228,7 +228,7 @@ class Kubernetes:
         self._programs = stand_in(folder, "kubectl", "kubernetes_stand_in.py")
 
     def deploy(self, version: str, broken: str | None = None) -> subprocess.CompletedProcess[str]:
-        """Deploy a version; `broken` never becomes ready."""
+        """Deploy a version; the deployment `broken` never becomes ready."""
         self._state_file.write_text(json.dumps({"done": [], "broken": broken}))
         overlay = ("--overlay", str(self.overlay))
         arguments = ("--registry", "r.example.org/geo", "--version", version, *overlay, "--no-build")
@@ -237,7 +237,7 @@ class Kubernetes:
 
     @property
     def done(self) -> list[list[object]]:
-        """What was applied, deleted and waited for, in this order."""
+        """The resources that were applied, deleted and waited for, in this order."""
         done: list[list[object]] = json.loads(self._state_file.read_text())["done"]
         return done
 
@@ -290,7 +290,7 @@ def test_on_kubernetes_a_deployment_stops_at_a_role_that_does_not_become_healthy
 
 
 class Azure:
-    """A resource group after deploy/azure/main.bicep with version 1.0.0, reached with a stand-in of `az`."""
+    """A resource group with version 1.0.0 of deploy/azure/main.bicep, simulated by a stand-in of `az`."""
 
     def __init__(self, folder: Path) -> None:
         self._state_file = folder / "azure.json"
@@ -308,7 +308,7 @@ class Azure:
 
     @property
     def done(self) -> list[list[object]]:
-        """What ran and what was set, in this order."""
+        """The containers that ran and the images that were set, in this order."""
         done: list[list[object]] = json.loads(self._state_file.read_text())["done"]
         return done
 
@@ -384,7 +384,7 @@ def test_on_azure_a_deployment_stops_at_a_role_that_does_not_become_healthy(azur
         (("azure", "--what"), "unknown option --what"),
     ],
 )
-def test_a_deployment_that_is_not_described_completely_is_refused(arguments, message):
+def test_a_deployment_with_missing_or_unknown_options_is_refused(arguments, message):
     finished = deploy(*arguments)
 
     assert finished.returncode == 1

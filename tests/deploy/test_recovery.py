@@ -1,4 +1,4 @@
-"""The guide to recovery, command by command: a dump, and a point in time."""
+"""The commands of the recovery guide: restoring a dump, and a point in time."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ async def test_a_dump_is_restored_and_jobs_continue(catalog_database, empty_data
 
 @pytest.fixture
 def archiving(tmp_path: Path) -> Iterator[Cluster]:
-    """A server that archives its log, as the guide says, below its own folder."""
+    """A server that archives its WAL as described in the guide, below its own folder."""
     cluster = new_cluster("archiving", tmp_path)
     try:
         cluster.ensure_initialised()
@@ -97,7 +97,7 @@ def execute(dsn: str, statement: str) -> object:
 
 
 async def publish(dsn: str, folder: Path, dataset: str) -> Storage:
-    """A published dataset whose job is deleted already: it did not really run, and has no complete history."""
+    """Publish a dataset, and delete its job, which did not really run and has no complete history."""
     async with opened(dsn, folder) as kit:
         await published(kit, dataset)
         for table in ("dag_job_events", "dag_node_states", "dag_job_search", "dag_jobs"):
@@ -118,7 +118,7 @@ def test_a_database_is_restored_to_a_time_between_two_approvals(archiving, tmp_p
     asyncio.run(run_a_job(archiving.dsn, tmp_path / "jobs"))
     between = str(execute(archiving.dsn, "SELECT clock_timestamp()::text"))
     asyncio.run(publish(archiving.dsn, tmp_path, "third"))
-    archiving.stop()  # it archives what is left
+    archiving.stop()  # a clean stop archives the remaining WAL
 
     restored = new_cluster("restored", tmp_path)
     try:

@@ -1,4 +1,4 @@
-"""A platform for guides, and a terminal beside it."""
+"""A platform for guides, and the environment of a terminal that uses it."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.conftest import fresh_database
 
 @pytest.fixture
 def variables(cluster: Cluster, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a terminal beside a platform."""
+    """The environment of a terminal that uses a platform."""
     command = tmp_path / "bin" / "dagmaster"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -m dagmaster "$@"\n')

@@ -10,7 +10,7 @@ _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILIN
 
 @dataclass(frozen=True)
 class Block:
-    """`info` is what stands behind the opening fence, such as `yaml workflow`."""
+    """A fenced block. `info` is the text after the opening fence, such as `yaml workflow`."""
 
     page: str
     line: int
@@ -30,7 +30,7 @@ def name_of(page: Path) -> str:
 
 
 def blocks(*infos: str) -> list[Block]:
-    """Every block whose info is one of these, in order; all of them where none is named."""
+    """Every block whose info is one of these, in order; all blocks if none is given."""
     return [block for page in pages() for block in blocks_in(page) if not infos or block.info in infos]
 
 

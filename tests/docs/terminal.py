@@ -1,4 +1,4 @@
-"""Follow a guide word by word: run its commands, and search their output for what the guide shows."""
+"""Follow a guide: run its commands, and compare their output with the output that the guide shows."""
 
 import subprocess
 import time
@@ -6,24 +6,24 @@ from pathlib import Path
 
 from tests.docs.pages import blocks_in
 
-PATIENCE_SECONDS = 20
+MAX_WAIT_SECONDS = 20
 
 
 def follow(page: Path, variables: dict[str, str]) -> None:
-    """What is shown may take a moment to come true: then the last command is typed again."""
+    """Run all commands of a page. If the shown output appears only after a moment, the last command is repeated."""
     read = last = ""
     for block in blocks_in(page):
         if block.info == "console":
-            read, last = typed(block.body, variables), block.body.strip().splitlines()[-1]
+            read, last = run_commands(block.body, variables), block.body.strip().splitlines()[-1]
         elif block.info == "text":
-            end = time.monotonic() + PATIENCE_SECONDS
+            end = time.monotonic() + MAX_WAIT_SECONDS
             while missing(block.body, read) and "show" in last and time.monotonic() < end:
                 time.sleep(0.2)
-                read = typed(last, variables)
+                read = run_commands(last, variables)
             assert not missing(block.body, read), f"{block}: {read}"
 
 
-def typed(commands: str, variables: dict[str, str]) -> str:
+def run_commands(commands: str, variables: dict[str, str]) -> str:
     done = subprocess.run(
         ["bash", "-ec", commands], env=variables, capture_output=True, text=True, timeout=60, check=False
     )

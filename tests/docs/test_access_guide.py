@@ -17,25 +17,25 @@ from tests.cli.processes import environment, eventually, up
 from tests.conftest import fresh_database
 from tests.dask_cluster import free_port
 from tests.docs.pages import ROOT, Block, blocks_in
-from tests.docs.terminal import missing, typed
+from tests.docs.terminal import missing, run_commands
 
 GUIDES = ROOT / "docs/guides"
 GUIDE = GUIDES / "who-can-see-what.md"
-SHOWN_ID = "k3v9x1q7c2b8"  # of a key, on the page
+SHOWN_ID = "k3v9x1q7c2b8"  # the id of a key on the page
 QUEUES = "dag-worker-tasks,functionapp-tasks,container-tasks,acme-tasks,heavy-tasks"
 
 pytestmark = pytest.mark.requirement("X1")
 
 
 def commands() -> list[str]:
-    """Those of dagmaster. Others need a tool that may not be installed."""
+    """The commands of the guide that use dagmaster. Others need a tool that may not be installed."""
     shown = re.findall(r"^\$ (.*)$", GUIDE.read_text(), re.MULTILINE)
     return [command for command in shown if "dagmaster " in command]
 
 
 @pytest.fixture(scope="module")
 def terminal(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """The environment of a terminal beside a platform with authentication, of someone who has the first key."""
+    """The environment of a terminal that uses a platform with authentication, with the first key."""
     folder = tmp_path_factory.mktemp("terminal")
     programs = folder / "bin"
     programs.mkdir()
@@ -48,31 +48,31 @@ def terminal(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         up(folder / "data", DATABASE_URL=dsn, **settings) as platform,
     ):
         inherited = environment(DAGMASTER_DATA=platform.facts["data_folder"], HOME=str(folder))
-        beside = {"PATH": f"{programs}:{inherited['PATH']}", "SERVER": dsn, "URL": platform.facts["api_url"]}
-        yield {**inherited, **beside}
+        additional = {"PATH": f"{programs}:{inherited['PATH']}", "SERVER": dsn, "URL": platform.facts["api_url"]}
+        yield {**inherited, **additional}
         platform.end()
 
 
 @pytest.fixture(scope="module")
 def key(terminal: dict[str, str]) -> str:
-    """Of an administrator, who is logged in."""
+    """The key of an administrator, who is logged in."""
     first, login = commands()[:2]
     assert first.startswith("DATABASE_URL=postgresql://… dagmaster keys create")
-    key = typed(first.replace("postgresql://…", "$SERVER"), terminal).strip()
-    assert "logged in as ada" in typed(f"echo {key} | {login}", terminal)
+    key = run_commands(first.replace("postgresql://…", "$SERVER"), terminal).strip()
+    assert "logged in as ada" in run_commands(f"echo {key} | {login}", terminal)
     return key
 
 
-def test_the_commands_for_keys_can_be_typed(terminal: dict[str, str], key: str) -> None:
+def test_the_commands_for_keys_can_be_followed(terminal: dict[str, str], key: str) -> None:
     others = commands()[2:]
 
-    created = typed(f"{others[0]} --json", terminal)
+    created = run_commands(f"{others[0]} --json", terminal)
     (key_id,) = re.findall(r'"key_id": *"(\w+)"', created)
     for command in others[1:]:
-        typed(command.replace(SHOWN_ID, key_id), terminal)
+        run_commands(command.replace(SHOWN_ID, key_id), terminal)
 
     assert key.startswith("dgm_")
-    listed = typed("dagmaster keys ls --all", terminal)
+    listed = run_commands("dagmaster keys ls --all", terminal)
     assert {"ada", "map-portal", "review-team", "hub"} <= set(re.findall(r"[\w-]+", listed))
     assert {command.split()[2] for command in others} >= {"create", "ls", "rotate", "revoke"}
 
@@ -85,12 +85,12 @@ def test_every_scope_is_explained() -> None:
 @pytest.mark.usefixtures("key")
 def test_the_guide_to_a_worker_at_a_partner_can_be_followed(terminal: dict[str, str], tmp_path: Path) -> None:
     create, at_partner, shown, workflow, submit, result = blocks_of("worker-in-a-partners-network.md")
-    partner_key = typed(create.body, terminal).strip()
+    partner_key = run_commands(create.body, terminal).strip()
     _, settings, doctor, worker = at_partner.body.strip().splitlines()
     settings = settings.replace("https://platform.example.org", terminal["URL"]).replace("dgm_…", partner_key)
     at_home = {**terminal, "HOME": str(tmp_path), "DAGMASTER_DATA": str(tmp_path)}
 
-    report = typed(f"{settings}\n{doctor} || true", at_home)  # other checks may be slow on a busy machine
+    report = run_commands(f"{settings}\n{doctor} || true", at_home)  # other checks may be slow on a busy machine
     with started(f"{settings}\nexec {worker}", at_home, tmp_path / "worker.log"):
         printed = run_file(workflow, submit, terminal, tmp_path)
 
@@ -123,9 +123,9 @@ def test_metrics_can_be_read_with_the_key_of_the_guide(terminal: dict[str, str])
     (create,) = re.findall(r"`(dagmaster keys create prometheus [^`]+)`", text)
     (with_key,) = re.findall(r"`(curl -s -H [^`]+)`", text)
 
-    metrics_key = typed(create, terminal).strip()
+    metrics_key = run_commands(create, terminal).strip()
     command = check.body.replace("curl -s localhost:8000/metrics", with_key.replace("dgm_…", metrics_key))
-    printed = typed(command.replace("localhost:8000", terminal["URL"].removeprefix("http://")), terminal)
+    printed = run_commands(command.replace("localhost:8000", terminal["URL"].removeprefix("http://")), terminal)
 
     queues = r'queue="([^"]+)"'
     assert {*re.findall(queues, shown.body)} == {*re.findall(queues, printed)} - {"acme-tasks", "heavy-tasks"}
@@ -133,7 +133,7 @@ def test_metrics_can_be_read_with_the_key_of_the_guide(terminal: dict[str, str])
 
 
 def blocks_of(page: str) -> list[Block]:
-    """What is typed or shown in a terminal, and files that are written."""
+    """The commands and outputs of a guide, and the files that it writes."""
     return [
         each for each in blocks_in(GUIDES / page) if each.info in ("console", "text") or each.info.endswith(".yaml")
     ]
@@ -142,7 +142,7 @@ def blocks_of(page: str) -> list[Block]:
 def run_file(workflow: Block, submit: Block, terminal: dict[str, str], folder: Path) -> str:
     """Write the file of a guide and submit it."""
     (folder / workflow.info.split()[1]).write_text(workflow.body)
-    return typed(f"cd {folder}\n{submit.body}", terminal)
+    return run_commands(f"cd {folder}\n{submit.body}", terminal)
 
 
 @contextmanager

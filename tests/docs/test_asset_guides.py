@@ -26,11 +26,11 @@ def in_a_folder_with_a_scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.timeout(300)  # three rasters are processed
 @pytest.mark.usefixtures("in_a_folder_with_a_scene")
-def test_the_guide_to_review_can_be_followed_word_by_word(variables: dict[str, str]) -> None:
+def test_the_guide_to_review_can_be_followed(variables: dict[str, str]) -> None:
     follow(REVIEW, variables)
 
 
-def test_the_guide_to_platforms_can_be_followed_word_by_word(variables: dict[str, str]) -> None:
+def test_the_guide_to_platforms_can_be_followed(variables: dict[str, str]) -> None:
     bronze = Path(variables["DAGMASTER_DATA"], "storage/bronze/bronze")
     bronze.mkdir(parents=True, exist_ok=True)
     make_landscape(bronze / "scene.tif", 512)
@@ -42,7 +42,7 @@ def _first_cells(text: str) -> set[str]:
     return set(re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE))
 
 
-def test_every_answer_to_a_submission_is_listed() -> None:
+def test_every_outcome_of_a_submission_is_listed() -> None:
     section = REVIEW.read_text().partition("## A new revision")[2].partition("## A new version")[0]
 
     assert _first_cells(section) == set(get_args(SubmissionAnswer))

@@ -1,4 +1,4 @@
-"""The guide on callbacks: its receiver accepts what dagmaster and its own shell commands sign, and nothing else."""
+"""The guide on callbacks: its receiver accepts only requests signed by dagmaster or by its own shell commands."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def is_genuine(headers: Any, body: bytes) -> bool:
     return names["is_genuine"](SECRET, headers, body)
 
 
-def test_the_snippet_accepts_what_dagmaster_signs_and_nothing_else():
+def test_the_snippet_accepts_only_requests_signed_by_dagmaster():
     now, body = int(time.time()), b'{"status": "approved"}'
     headers = sign([new_secret(), SECRET], "id-1", now, body)
 
@@ -44,8 +44,8 @@ def test_the_snippet_accepts_what_dagmaster_signs_and_nothing_else():
 
 @pytest.mark.parametrize("snippet", ["receive-callbacks.md", "integrate-a-platform.md"])
 @pytest.mark.parametrize("text", ["", "²", "-1", "1e9", "9" * 30, "é", "v1,é", "v1,"])
-def test_headers_that_no_one_signs_are_refused_without_an_error(snippet, text):
-    """A receiver that fails would be called again and again."""
+def test_malformed_headers_are_refused_without_an_error(snippet, text):
+    """A receiver that fails would be called repeatedly."""
     (body,) = (each.body for each in blocks_in(ROOT / "docs/guides" / snippet) if each.info == "python")
     start = body.index("def is_genuine(")
     names: dict[str, Any] = {"SECRET": SECRET}

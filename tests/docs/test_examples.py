@@ -1,4 +1,4 @@
-"""The examples in the pages are real: workflows load, shown errors are those of the loader, handlers run."""
+"""The examples on the pages work: workflows can be loaded, errors are those of the loader, handlers run."""
 
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from tests.docs.pages import Block, blocks
 WORKFLOWS = blocks("yaml workflow")
 REFUSED = blocks("yaml refused")
 # The guide of the Python client needs a platform; test_python_client_guide runs it.
-CLIENTS = ("docs/guides/python-client.md", "docs/guides/integrate-a-platform.md")  # run by tests of their own
+CLIENTS = ("docs/guides/python-client.md", "docs/guides/integrate-a-platform.md")  # separate tests run them
 EXAMPLES = [block for block in blocks("python") if block.page not in CLIENTS]
 
 
@@ -52,12 +52,12 @@ def test_an_example_of_an_alias_gives_its_workflow_another_name(block):
     assert workflow.nodes == named.nodes
 
 
-def test_yaml_that_is_shown_is_checked():
+def test_every_yaml_block_is_checked():
     assert len(WORKFLOWS) > 8
     assert blocks("yaml", "yml") == []
 
 
-def test_a_wrong_example_would_be_noticed():
+def test_a_wrong_example_is_detected():
     wrong = WORKFLOWS[0].body.replace("type: end", "type: ende")
 
     with pytest.raises(InvalidWorkflow):
@@ -65,7 +65,7 @@ def test_a_wrong_example_would_be_noticed():
 
 
 @pytest.mark.parametrize("block", REFUSED, ids=str)
-def test_shown_errors_are_what_the_loader_says(block):
+def test_shown_errors_are_those_of_the_loader(block):
     every = blocks()
     shown: Block = every[every.index(block) + 1]
 
@@ -78,7 +78,7 @@ def test_shown_errors_are_what_the_loader_says(block):
 
 @pytest.fixture(scope="module")
 def handlers() -> Iterator[dict[str, Registration]]:
-    """Every handler of the examples, each block imported as a module of its own."""
+    """Every handler of the examples; each block is imported as a separate module."""
     registrations: dict[str, Registration] = {}
     names = []
     for number, block in enumerate(EXAMPLES):
@@ -101,7 +101,7 @@ def trial(registration: Registration, params: dict[str, Any] | None = None, **op
     return run_handler(registration.resolve(), params, **options)
 
 
-def test_the_handlers_of_the_examples_answer(handlers):
+def test_the_handlers_of_the_examples_return_the_shown_results(handlers):
     assert call(handlers["greetings.hello"], name="Ada") == {"message": "Hello, Ada!"}
     assert len(call(handlers["crypto.digest"], text="a", rounds=3)["digest"]) == 64
     assert call(handlers["geometry.area"], west=0, south=0, east=2, north=3) == {"square_degrees": 6.0}
@@ -131,7 +131,7 @@ def test_every_example_of_a_handler_is_called(handlers):
     }
 
 
-def test_registrations_of_the_examples_are_as_said(handlers):
+def test_registrations_of_the_examples_are_as_described(handlers):
     digest = handlers["crypto.digest"]
 
     assert (digest.queue, digest.timeout_seconds, digest.memory_mb, digest.is_async) == (
@@ -142,13 +142,13 @@ def test_registrations_of_the_examples_are_as_said(handlers):
     )
 
 
-def test_the_example_of_errors_blames_rightly(handlers):
+def test_the_example_of_errors_gets_the_right_blame(handlers):
     assert trial(handlers["files.check"], {"name": "a.tif"}).blame == "environment"
     assert trial(handlers["files.check"], {"name": "a.tif", "size_bytes": 0}).blame == "data"
     assert "params.text" in trial(handlers["crypto.digest"], {"rounds": 3}).error["message"]
 
 
-def test_the_example_of_checkpoints_continues(handlers, tmp_path):
+def test_the_example_of_checkpoints_continues_after_the_last_valid_one(handlers, tmp_path):
     params = {"folder": str(tmp_path)}
     whole = trial(handlers["files.move"], params)
     for file in tmp_path.glob("*load"):
@@ -168,7 +168,7 @@ def test_the_example_of_waiting_orders_once(handlers):
     assert second.output == first.output
 
 
-def test_the_example_of_stopping_early_gives_back(handlers):
+def test_the_example_of_stopping_early_gives_its_task_back(handlers):
     assert trial(handlers["waiting.for_a_while"], {"steps": 2}, shutting_down_after=1).status == "returned"
 
 

@@ -1,4 +1,4 @@
-"""Generated pages are what they would be if they were generated now."""
+"""Generated pages are up to date."""
 
 import importlib.util
 import re
@@ -37,7 +37,7 @@ def test_a_generated_page_is_up_to_date(name):
 
 
 @pytest.mark.parametrize("name", ["draw_states", "list_settings"])
-def test_a_stale_page_is_noticed_and_renewed(name, tmp_path):
+def test_an_outdated_page_is_detected_and_updated(name, tmp_path):
     generator = script(name)
     generator.PAGE = tmp_path / "page.md"
     generator.PAGE.write_text(generator.render() + "an old line\n")
@@ -56,7 +56,7 @@ def test_a_stale_page_is_noticed_and_renewed(name, tmp_path):
     ],
     ids=lambda value: value.name if isinstance(value, LifeCycle) else "",
 )
-def test_a_diagram_has_exactly_the_moves_of_its_table(cycle, moves, reruns):
+def test_a_diagram_has_exactly_the_transitions_of_its_table(cycle, moves, reruns):
     arrows = {
         tuple(line.split(" : ")[0].strip().split(" --> ")) for line in mermaid(cycle).splitlines() if "-->" in line
     }
@@ -69,7 +69,7 @@ def test_a_diagram_has_exactly_the_moves_of_its_table(cycle, moves, reruns):
     assert {source for source, target in arrows if target == "[*]"} == set(cycle.terminal)
 
 
-def test_another_table_gives_another_diagram():
+def test_a_diagram_changes_with_its_table():
     fewer = {**states.TASK_MOVES, states.TaskStatus.QUEUED: frozenset({states.TaskStatus.RUNNING})}
 
     changed = LifeCycle("task", TASK.initial, fewer, TASK.terminal, {})
@@ -102,7 +102,7 @@ def test_the_reference_is_up_to_date():
 
 
 @pytest.mark.requirement("M3")
-def test_a_stale_reference_is_noticed_and_renewed(tmp_path, monkeypatch):
+def test_an_outdated_reference_is_detected_and_updated(tmp_path, monkeypatch):
     reference = script("write_reference")
     monkeypatch.setattr(reference, "PAGES", {"cli.md": lambda: "new\n", "errors.md": lambda: "codes\n"})
 
@@ -115,7 +115,7 @@ def test_a_stale_reference_is_noticed_and_renewed(tmp_path, monkeypatch):
 
 
 @pytest.mark.requirement("M3")
-def test_the_reference_says_the_same_twice_and_whatever_the_environment(monkeypatch):
+def test_the_reference_does_not_depend_on_the_environment(monkeypatch):
     reference = script("write_reference")
     before = {name: render() for name, render in reference.PAGES.items()}
     monkeypatch.setenv("API_PORT", "1234")
@@ -142,7 +142,7 @@ def test_every_command_path_and_field_is_in_the_reference():
 
 
 @pytest.mark.requirement("M3")
-def test_no_description_of_a_removed_field_is_left():
+def test_no_description_of_a_removed_field_remains():
     reference = script("write_reference")
     known = {name for part in reference.PARTS for name in part.model_fields}
     known |= {f"{part.__name__}.{name}" for part in reference.PARTS for name in part.model_fields}
@@ -167,7 +167,7 @@ def test_fields_that_are_refused_are_not_in_the_reference():
 
 
 @pytest.mark.requirement("H3")
-def test_every_handler_that_ships_is_in_the_reference_and_says_what_it_does():
+def test_every_installed_handler_is_described_in_the_reference():
     page = script("write_reference").handlers_page()
 
     assert re.findall(r"^## (.+)$", page, re.MULTILINE) == sorted(handler.name for handler in shipped.REGISTRATIONS)

@@ -1,5 +1,5 @@
-"""The guide "Write a handler" can be followed: every file written, every command typed,
-in an environment like a reader's."""
+"""The guide "Write a handler" can be followed: every file is written and every command is run,
+in an environment like that of a reader."""
 
 import os
 import shlex
@@ -19,16 +19,16 @@ from tests.docs.pages import ROOT, Block, blocks_in
 from tests.testing.packages import EXAMPLE
 
 BLOCKS = blocks_in(ROOT / "docs/guides/write-a-handler.md")
-STAYS = "dagmaster up"
+LEFT_RUNNING = "dagmaster up"
 
 
 def file_of(block: Block) -> str:
-    """`python src/rivers/handlers.py` stands over the text of that file."""
+    """The file that a block contains: its info is, for example, `python src/rivers/handlers.py`."""
     return block.info.partition(" ")[2]
 
 
 class Reader:
-    """Someone with two terminals, in an environment that has dagmaster and the tools to build a package."""
+    """A reader with two terminals, in an environment that has dagmaster and the tools to build a package."""
 
     def __init__(self, folder: Path, dsn: str) -> None:
         self.where = folder / "home"
@@ -37,14 +37,14 @@ class Reader:
         self._dsn = dsn
         self._platform: subprocess.Popen[str] | None = None
         self._note = folder / "where"
-        # Without a network: what is installed is built with the tools that are here.
+        # There is no network: packages are built with the installed tools.
         offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         inherited = {name: value for name, value in os.environ.items() if name not in CLEARED}
         path = {"PATH": f"{environment(folder / 'venv')}:{os.environ['PATH']}"}
         self._variables = {**inherited, **offline, **path, "DAGMASTER_DATA": str(folder / "data"), "API_PORT": "0"}
 
     def type(self, commands: str) -> None:
-        """In the first terminal; each must succeed."""
+        """Run commands in the first terminal; each must succeed."""
         typed = subprocess.run(
             ["bash", "-ec", f"{commands}\npwd > {self._note}"],
             cwd=self.where,
@@ -59,11 +59,11 @@ class Reader:
         self.read = typed.stdout
 
     def leave_running(self, command: str) -> None:
-        """In the second terminal."""
+        """Run a command in the second terminal, and leave it running."""
         variables = {**self._variables, "DATABASE_URL": self._dsn}
         self._platform = subprocess.Popen(shlex.split(command), env=variables, stdout=subprocess.PIPE, text=True)
         assert self._platform.stdout is not None
-        assert any("ready in" in line for line in self._platform.stdout), "it never became ready"
+        assert any("ready in" in line for line in self._platform.stdout), "the platform did not become ready"
 
     def write(self, path: str, text: str) -> None:
         (self.where / path).write_text(text)
@@ -75,7 +75,7 @@ class Reader:
 
 
 def environment(folder: Path) -> Path:
-    """A fresh virtual environment that sees everything of this one; the answer is where its commands are."""
+    """A new virtual environment that can import everything of this one; returns the folder of its commands."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
     commands = folder / "bin"
     (site,) = folder.glob("lib/python*/site-packages")
@@ -90,33 +90,33 @@ def environment(folder: Path) -> Path:
 @pytest.fixture
 def reader(cluster: Cluster, tmp_path: Path) -> Iterator[Reader]:
     with fresh_database(cluster, "template0") as dsn:
-        someone = Reader(tmp_path, dsn)
+        reader = Reader(tmp_path, dsn)
         try:
-            yield someone
+            yield reader
         finally:
-            someone.close()
+            reader.close()
 
 
-def test_the_guide_can_be_followed_word_by_word(reader: Reader) -> None:
+def test_the_guide_can_be_followed(reader: Reader) -> None:
     for block in BLOCKS:
         match block.info.partition(" ")[0]:
-            case "console" if block.body.strip() == STAYS:
-                reader.leave_running(STAYS)
+            case "console" if block.body.strip() == LEFT_RUNNING:
+                reader.leave_running(LEFT_RUNNING)
             case "console":
                 reader.type(block.body)
             case "text":
                 missing = [line for line in block.body.splitlines() if line not in reader.read]
                 assert not missing, f"{block}: {missing} is not in {reader.read}"
             case _:
-                assert file_of(block), f"{block} says neither what to type nor which file it is"
+                assert file_of(block), f"{block} is neither a command nor a file"
                 reader.write(file_of(block), block.body)
 
 
 def test_the_guide_writes_the_example_package() -> None:
-    """One example, twice: to be read here, and to be installed by tests."""
+    """The example exists twice: in the guide, and as a package that tests install."""
     written = {file_of(block): block.body for block in BLOCKS if file_of(block)}
     files = [path for path in EXAMPLE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
 
-    there = {path.relative_to(EXAMPLE).as_posix(): path.read_text() for path in files}
+    in_package = {path.relative_to(EXAMPLE).as_posix(): path.read_text() for path in files}
 
-    assert there == {"src/rivers/__init__.py": "", **written}
+    assert in_package == {"src/rivers/__init__.py": "", **written}

@@ -23,7 +23,7 @@ def block(info: str) -> str:
 
 
 @pytest.mark.timeout(180)
-def test_a_partner_submits_is_called_back_and_sees_its_data_published(tmp_path: Path) -> None:
+def test_a_partner_can_submit_get_callbacks_and_see_its_published_data(tmp_path: Path) -> None:
     credentials = {"DAGMASTER_CREDENTIALS": str(tmp_path / "credentials.json")}
     settings = {"AUTH_ENABLED": "true", "ALLOW_PRIVATE_WEBHOOKS": "true", "API_PORT": "0", "GATEWAY_PORT": "0"}
     bronze = tmp_path / "data/storage/bronze/bronze/survey"

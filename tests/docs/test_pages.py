@@ -1,4 +1,4 @@
-"""What the pages say can be followed: links, commands, settings, and the form of decision records."""
+"""Links, commands and settings on the pages exist, and decision records have the required form."""
 
 import importlib.util
 import re
@@ -30,7 +30,7 @@ DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that headings get: lower case, without punctuation, dashes for spaces."""
+    """The anchors of headings: lower case, without punctuation, dashes for spaces."""
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in _HEADING.findall(text)}
 
 
@@ -55,18 +55,18 @@ def commands_in(text: str) -> set[str]:
 
 
 def shown_commands() -> list[str]:
-    """What stands in console blocks and between backticks."""
+    """The commands in console blocks and between backticks."""
     shown = [block.body for block in blocks("console")]
     shown += [code for page in pages() for code in re.findall(r"`([^`\n]+)`", prose(page))]
     return sorted(set().union(*map(commands_in, shown)))
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_relative_link_leads_somewhere(page):
+def test_every_relative_link_has_a_target(page):
     assert list(broken_links(page, prose(page))) == []
 
 
-def test_a_broken_link_would_be_noticed():
+def test_a_broken_link_is_detected():
     page = ROOT / "README.md"
 
     broken = list(
@@ -77,7 +77,7 @@ def test_a_broken_link_would_be_noticed():
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_make_target_that_is_named_exists(page):
+def test_every_make_target_on_a_page_exists(page):
     code = [block.body for block in blocks("console") if block.page == name_of(page)]
     code += re.findall(r"`([^`\n]+)`", prose(page))
 
@@ -86,7 +86,7 @@ def test_every_make_target_that_is_named_exists(page):
     assert named <= make_targets()
 
 
-def test_the_readme_opens_with_the_two_commands():
+def test_the_readme_contains_make_demo_and_make_test():
     text = (ROOT / "README.md").read_text()
 
     assert "`make demo`" in text
@@ -95,7 +95,7 @@ def test_the_readme_opens_with_the_two_commands():
 
 @pytest.mark.skipif(importlib.util.find_spec("dagmaster.cli.main") is None, reason="there is no command line yet")
 @pytest.mark.parametrize("command", shown_commands())
-def test_every_command_that_is_shown_exists(command):
+def test_every_command_on_a_page_exists(command):
     arguments = [sys.executable, "-m", "dagmaster", *command.split(), "--help"]
 
     answer = subprocess.run(arguments, capture_output=True, text=True, check=False)
@@ -124,8 +124,8 @@ def test_decisions_are_numbered_and_listed():
 
 
 @pytest.mark.parametrize("page", pages(), ids=name_of)
-def test_every_setting_that_is_named_exists(page):
-    """Between backticks, words in capitals with an underscore are environment variables, but for these."""
+def test_every_setting_on_a_page_exists(page):
+    """Words in capitals with an underscore between backticks are environment variables, except for `others`."""
     others = {"PYTEST_ARGS", "RLIMIT_DATA", "DAGMASTER_URL"}
     known = {field.alias or name.upper() for name, field in Settings.model_fields.items()}
 

@@ -1,4 +1,4 @@
-"""The guide of the Python client can be followed, and names everything that is public."""
+"""The guide of the Python client can be followed, and lists all public methods and errors."""
 
 import inspect
 import subprocess

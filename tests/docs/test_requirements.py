@@ -1,5 +1,5 @@
-"""docs/requirements.md lists what the tests' markers name.
-That it is up to date is tested with the other generated pages."""
+"""docs/requirements.md lists the requirements that markers of tests name.
+tests/docs/test_generated.py checks that the page is up to date."""
 
 import ast
 import re
@@ -42,7 +42,7 @@ def generator() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def tags(generator) -> list[str]:
-    """Those that tests name. To parse all tests takes seconds."""
+    """The tags in markers of tests. Parsing all tests takes seconds."""
     return sorted(generator.proofs(generator.TESTS))
 
 
@@ -61,7 +61,7 @@ def test_no_test_has_a_tag_in_its_name(generator, tags):
     assert [name for name in names if re.match(rf"test_{TAG}_", name) or name.rpartition("_")[2] in tags] == []
 
 
-def test_a_stale_page_is_renewed_and_keeps_what_was_written_by_hand(generator, tmp_path, monkeypatch):
+def test_an_update_of_the_page_keeps_manually_written_text(generator, tmp_path, monkeypatch):
     monkeypatch.setattr(generator, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(generator, "TESTS", tmp_path)
     (tmp_path / "page.md").write_text(PAGE)

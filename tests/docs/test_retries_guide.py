@@ -1,4 +1,4 @@
-"""The guide "Choose retries and importance": its workflows end as it says, its tables are those of the code."""
+"""The guide "Choose retries and importance": its workflows end as described, its tables agree with the code."""
 
 import re
 from random import Random
@@ -31,29 +31,29 @@ def rows(heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_the_table_of_blame_is_complete_and_names_the_caps():
+def test_the_table_of_blame_is_complete_and_names_the_limits():
     assert [row[0] for row in rows("blame")] == [blame.value for blame in Blame]
     assert f"MAX_LOSSES ({Settings().max_losses})" in rows("blame")[1][3]
 
 
 @virtual_time
-async def ended(text, **settings):
+async def job_of(text, **settings):
     async with Kit(workflows=[text], **settings) as kit:
         return await kit.run(read(text, "guide.yaml", handlers=None, queues=None).workflow_id)
 
 
 @pytest.mark.parametrize("blame", ["data", "environment", "handler"])
-def test_what_follows_a_failure_is_counted_as_the_guide_says(blame):
+def test_the_number_of_attempts_per_blame_is_as_described(blame):
     counted = {row[0]: row[3] for row in rows("blame")}[blame]
     text = WORKFLOWS["retries"].replace("blame: handler", f"blame: {blame}")
 
-    attempts = len(ended(text).attempts("work"))
+    attempts = len(job_of(text).attempts("work"))
 
     budget = {"nothing": 0, "MAX_LOSSES (5)": 5, "retry.max_attempts of the node": 3}[counted]
     assert attempts == 1 + budget
 
 
-def test_the_waits_are_as_shown_and_the_policy_shown_is_the_default():
+def test_the_delays_are_as_shown_and_the_shown_policy_is_the_default():
     shown = read(WORKFLOWS["retries"], "guide.yaml", handlers=None, queues=None).nodes["work"].retry
     steady = shown.model_copy(update={"jitter": False})
 
@@ -66,20 +66,20 @@ def test_the_waits_are_as_shown_and_the_policy_shown_is_the_default():
 
 
 @pytest.mark.parametrize("row", rows("preview is"), ids=lambda row: row[0])
-def test_a_failure_means_for_the_job_what_the_guide_says(row):
+def test_the_effect_of_a_failure_on_the_job_is_as_described(row):
     importance, job, notify, store = row
     assert row[0] in set(Importance)
 
-    end = ended(WORKFLOWS["meaning"].replace("importance: important", f"importance: {importance}"))
+    end = job_of(WORKFLOWS["meaning"].replace("importance: important", f"importance: {importance}"))
 
     end.expect(job, nodes={"preview": "failed", "notify": notify, "store": store})
 
 
-def test_a_fan_out_tolerates_as_much_as_the_guide_says():
-    tolerated = ended(WORKFLOWS["tolerant"])
-    strict = ended(WORKFLOWS["tolerant"].replace("tolerate: 10%", "tolerate: 0"))
+def test_a_fan_out_tolerates_as_many_failures_as_described():
+    tolerated = job_of(WORKFLOWS["tolerant"])
+    strict = job_of(WORKFLOWS["tolerant"].replace("tolerate: 10%", "tolerate: 0"))
     important = WORKFLOWS["tolerant"].replace("tolerate: 10%", "importance: important")
-    alone, together = ended(important), ended(important.replace("fan_in,", "fan_in, importance: important,"))
+    alone, together = job_of(important), job_of(important.replace("fan_in,", "fan_in, importance: important,"))
 
     tolerated.expect("completed")
     assert (tolerated.output("gather")["count"], len(tolerated.output("gather")["failed"])) == (9, 1)
@@ -87,7 +87,7 @@ def test_a_fan_out_tolerates_as_much_as_the_guide_says():
     assert (alone.status, together.status) == ("failed", "partial_success")
 
 
-def test_every_row_of_advice_names_an_importance_that_exists():
+def test_every_row_of_advice_names_a_valid_importance():
     advised = {row[2] for row in rows("the node")} - {"", "depends on its purpose"}
 
     assert advised == set(Importance)

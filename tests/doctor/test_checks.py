@@ -1,4 +1,4 @@
-"""Checks judge facts: each warning and each problem says how to fix it."""
+"""Checks of the doctor: each warning and each problem says how to fix it."""
 
 import socket
 import sys
@@ -36,7 +36,7 @@ def row(**columns) -> SimpleNamespace:
 
 
 def levels(findings: Iterable[Judgement]) -> list[FindingLevel]:
-    """Each warning and each problem says how to fix it."""
+    """The levels of findings. Each warning and each problem must say how to fix it, and no other finding."""
     findings = list(findings)
     assert all(finding.observation for finding in findings)
     assert all(finding.fix for finding in findings if finding.level in {WARNING, PROBLEM})
@@ -45,7 +45,7 @@ def levels(findings: Iterable[Judgement]) -> list[FindingLevel]:
 
 
 def judgements_of(check: Callable[[Any], Iterable[Judgement]], subject: Any) -> list[Judgement]:
-    """As the doctor shows them: an error that a check raises is a finding."""
+    """The judgements of a check, as the doctor shows them: an error that the check raises is a finding."""
     return findings.run({"check": check}, subject)["check"]
 
 
@@ -58,7 +58,7 @@ def target() -> machine.Target:
     return machine.Target(Settings(), {}, None)
 
 
-def test_settings_are_judged(target, monkeypatch):
+def test_settings_are_checked(target, monkeypatch):
     problems = ["A=1: wrong", "B=2: wrong"]
     environment = SimpleNamespace(load=lambda: None, warnings=list)
     monkeypatch.setattr(machine, "environment", environment)
@@ -85,7 +85,7 @@ def test_settings_are_judged(target, monkeypatch):
         ({"path": "new"}, OK),
     ],
 )
-def test_folders_are_judged(tmp_path, monkeypatch, facts, expected):
+def test_folders_are_checked(tmp_path, monkeypatch, facts, expected):
     facts = {"path": "", "is_writable": True, "free_bytes": 100 * GB, **facts}
     (tmp_path / "file").touch()
     monkeypatch.setattr(machine.os, "access", lambda *_: facts["is_writable"])
@@ -98,7 +98,7 @@ def test_folders_are_judged(tmp_path, monkeypatch, facts, expected):
 @pytest.mark.parametrize(
     ("mode", "owner", "expected"), [(0o600, "me", []), (0o640, "me", [PROBLEM]), (0o600, "you", [PROBLEM])]
 )
-def test_private_files_are_judged(mode, owner, expected):
+def test_private_files_are_checked(mode, owner, expected):
     assert levels(machine.judge_private(Path("/f"), mode, owner, "me")) == expected
 
 
@@ -112,7 +112,7 @@ def test_private_files_are_judged(mode, owner, expected):
         (8000, "another program", False, WARNING),
     ],
 )
-def test_ports_are_judged(monkeypatch, port, holder, is_needed, expected):
+def test_ports_are_checked(monkeypatch, port, holder, is_needed, expected):
     def bind(*_: Any, **__: Any) -> socket.socket:
         if holder is None:
             return socket.socket()
@@ -124,13 +124,13 @@ def test_ports_are_judged(monkeypatch, port, holder, is_needed, expected):
     if not is_needed:
         settings.model_fields_set.discard("api_port")
 
-    assert levels(machine.check_port(settings, API)) == [expected]
+    assert levels(machine.check_port(API, machine.Target(settings, {}, None))) == [expected]
 
 
-def test_a_port_that_other_machines_reach_is_free_for_an_api_with_authentication():
+def test_a_public_address_is_accepted_for_an_api_with_authentication():
     settings = settings_with(api_host="0.0.0.0", api_port=0, auth_enabled=True)
 
-    assert levels(machine.check_port(settings, API)) == [OK]
+    assert levels(machine.check_port(API, machine.Target(settings, {}, None))) == [OK]
 
 
 def test_a_process_of_dagmaster_is_recognised_on_its_port():
@@ -143,11 +143,11 @@ def test_a_process_of_dagmaster_is_recognised_on_its_port():
         answered.join()
 
     assert is_dagmaster
-    assert not machine._is_dagmaster("127.0.0.1", port)  # nobody listens any more
+    assert not machine._is_dagmaster("127.0.0.1", port)  # no process listens on the port any more
 
 
 def _answer_for_localhost(listening: socket.socket, body: bytes) -> None:
-    """As all processes of dagmaster do, whatever address they listen on."""
+    """Respond only to the host name localhost, as all processes of dagmaster do on any address."""
     with listening.accept()[0] as connected:
         status = b"503 Service Unavailable" if b"host: localhost\r\n" in connected.recv(65536).lower() else b"403 No"
         content = body if status.startswith(b"503") else b"{}"
@@ -157,7 +157,7 @@ def _answer_for_localhost(listening: socket.socket, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("is_installed", "is_needed", "expected"), [(True, True, OK), (False, True, PROBLEM), (False, False, OK)]
 )
-def test_programs_of_postgres_are_judged(monkeypatch, is_installed, is_needed, expected):
+def test_programs_of_postgres_are_checked(monkeypatch, is_installed, is_needed, expected):
     def find_binaries() -> Path:
         if is_installed:
             return Path("/bin")
@@ -170,7 +170,7 @@ def test_programs_of_postgres_are_judged(monkeypatch, is_installed, is_needed, e
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
-def test_shared_memory_is_judged(target, tmp_path, monkeypatch, size, expected):
+def test_shared_memory_is_checked(target, tmp_path, monkeypatch, size, expected):
     monkeypatch.setattr(machine, "_SHARED_MEMORY", tmp_path if size else tmp_path / "missing")
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(total=size))
 
@@ -193,7 +193,7 @@ def test_a_gdal_that_cannot_be_loaded_is_a_problem(target, monkeypatch):
 
 @pytest.fixture
 def api(monkeypatch) -> Callable[..., list[dict[str, Any]]]:
-    """Let every request to an API get this response. Returns how clients were made, with the requests they sent."""
+    """A function that sets the response to all requests, and returns the options and requests of all clients."""
     monkeypatch.setattr(machine, "__version__", "1.2")
     make_client = connection.httpx2.AsyncClient
 
@@ -241,19 +241,19 @@ def refusal(code: str) -> dict[str, Any]:
         (refusal("auth.invalid-key"), [PROBLEM]),
     ],
 )
-def test_the_api_is_judged(api, body, expected):
+def test_the_api_is_checked(api, body, expected):
     api(body)
 
     assert levels(api_at("http://x")) == expected
 
 
-def test_a_refused_key_is_reported_as_the_api_says(api):
+def test_a_refused_key_is_reported_with_the_message_of_the_api(api):
     api(refusal("auth.invalid-key"))
 
     assert api_at("http://x") == [(PROBLEM, "why", "what to do")]
 
 
-def test_the_api_is_asked_with_the_key_of_the_caller(api):
+def test_the_api_is_requested_with_the_key_of_the_caller(api):
     clients = api(health("1.2"))
 
     api_at("https://x.example/", "dgm_key")
@@ -264,7 +264,10 @@ def test_the_api_is_asked_with_the_key_of_the_caller(api):
         "http://127.0.0.1:8000/api/v1/health",
     ]
     assert [each["request"].headers.get("Authorization") for each in clients] == ["Bearer dgm_key", None]
-    assert [each["trust_env"] for each in clients] == [True, False]  # proxies, and certificate authorities
+    assert [each["trust_env"] for each in clients] == [
+        True,
+        False,
+    ]  # whether the environment sets proxies and certificate authorities
 
 
 def test_an_api_that_refuses_connections_is_a_problem():
@@ -278,14 +281,14 @@ def test_an_api_that_refuses_connections_is_a_problem():
     assert "--server" in finding.fix
 
 
-def test_what_a_running_platform_advises_is_passed_on(api):
+def test_the_hint_of_a_running_platform_is_shown(api):
     advice = {"detail": "the database cannot be reached", "hint": "start PostgreSQL", "code": "database.unavailable"}
     api({"type": "urn:dagmaster:problem:unavailable", "title": "Unavailable", "status": 503, **advice})
 
     assert api_at("http://x") == [(PROBLEM, "the database cannot be reached", "start PostgreSQL")]
 
 
-def test_an_api_of_workers_over_http_that_refuses_connections_names_their_setting():
+def test_the_fix_for_an_unreachable_api_of_a_worker_names_its_setting():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     settings = settings_with(dag_callback_url=url, database_url=None)
@@ -302,7 +305,7 @@ def test_an_unhealthy_api_is_reported(api):
     assert api_at("http://x") == [(PROBLEM, "http://x is not healthy: database: unreachable", "start it")]
 
 
-def test_a_missing_extra_is_a_finding_that_names_it():
+def test_the_finding_for_a_missing_extra_names_it():
     def import_dask(_subject: Any) -> list[Judgement]:
         raise ModuleNotFoundError("No module named 'distributed'", name="distributed")
 
@@ -312,7 +315,7 @@ def test_a_missing_extra_is_a_finding_that_names_it():
     assert "distributed" in text
 
 
-def test_workflow_files_are_judged(target, monkeypatch):
+def test_workflow_files_are_checked(target, monkeypatch):
     handlers, refused = SimpleNamespace(refused=[]), []
     monkeypatch.setattr(machine, "installed", lambda: handlers)
     monkeypatch.setattr(machine, "load_library", lambda *_: WorkflowLibrary({}, tuple(refused)))
@@ -325,7 +328,7 @@ def test_workflow_files_are_judged(target, monkeypatch):
 
 
 class FakeServer:
-    """Returns the rows of each query, by its name, and everything else that is read from a server."""
+    """Returns the given rows of each query, by its name, and the given results of all other functions."""
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
@@ -346,7 +349,7 @@ def database_with(answer: ServerAnswer | None = None, **settings: Any) -> databa
 
 @pytest.fixture
 def judged(monkeypatch):
-    """The levels that a check finds on a server with these answers, if the workflows need these handlers."""
+    """A function that returns the levels of a check for given results of a server and needed handlers."""
 
     def judge(check, needed_handlers=None, **answers: Any) -> list[FindingLevel]:
         monkeypatch.setattr(database, "_needed_handlers", lambda _: needed_handlers)
@@ -368,7 +371,7 @@ def judged(monkeypatch):
         ({"version_number": 140011, "is_standby": True}, [PROBLEM, PROBLEM]),
     ],
 )
-def test_servers_are_judged(facts, expected):
+def test_servers_are_checked(facts, expected):
     facts = {"version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
     seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
     answer = ServerAnswer(row(version="15.4", **facts), seconds, is_pooled)
@@ -407,12 +410,12 @@ SETTINGS = {
         ({"default_transaction_isolation": "serializable"}, WARNING),
     ],
 )
-def test_settings_of_the_server_are_judged(judged, changed, expected):
+def test_settings_of_the_server_are_checked(judged, changed, expected):
     assert judged(database.check_postgres_settings, settings=SETTINGS | changed) == [expected]
 
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
-def test_the_number_of_connections_is_judged(monkeypatch, used, expected):
+def test_the_number_of_connections_is_checked(monkeypatch, used, expected):
     answers = {"settings": SETTINGS, "doctor_connections": [row(used=used)]}
     monkeypatch.setattr(database, "server", FakeServer(answers))
 
@@ -437,7 +440,7 @@ def test_an_orchestrator_needs_more_connections_with_a_broker(monkeypatch):
     ("extension", "expected"),
     [([], WARNING), ([row(available="3.3", installed=None)], OK), ([row(available="3.3", installed="3.3")], OK)],
 )
-def test_postgis_is_judged(judged, extension, expected):
+def test_postgis_is_checked(judged, extension, expected):
     assert judged(database.check_postgis, doctor_extension=extension) == [expected]
 
 
@@ -450,7 +453,7 @@ def test_postgis_is_judged(judged, extension, expected):
         ([row(fingerprint="a")], ["add a column"], "migrate"),  # changed by hand
     ],
 )
-def test_schemas_are_judged(monkeypatch, deployed, pending, expected):
+def test_schemas_are_checked(monkeypatch, deployed, pending, expected):
     monkeypatch.setattr(database, "server", FakeServer({"deployed_schema": deployed}))
     monkeypatch.setattr(database.deploy, "pending", lambda _: pending)
 
@@ -463,7 +466,7 @@ def test_schemas_are_judged(monkeypatch, deployed, pending, expected):
 @pytest.mark.parametrize(
     ("deployed", "expected"), [([row(fingerprint="a")], OK), ([row(fingerprint="b")], PROBLEM), ([], PROBLEM)]
 )
-def test_fingerprints_of_schemas_are_judged(judged, monkeypatch, deployed, expected):
+def test_fingerprints_of_schemas_are_checked(judged, monkeypatch, deployed, expected):
     def refuse(_dsn: str) -> None:
         raise NotAllowed("no right to compare", code="database.not-allowed")
 
@@ -474,7 +477,7 @@ def test_fingerprints_of_schemas_are_judged(judged, monkeypatch, deployed, expec
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
-def test_notifications_are_judged(judged, seconds, expected):
+def test_notifications_are_checked(judged, seconds, expected):
     assert judged(database.check_listen, notify_seconds=seconds) == [expected]
 
 
@@ -482,7 +485,7 @@ def test_notifications_are_judged(judged, seconds, expected):
     ("offset", "uncertainty", "expected"),
     [(0.01, 0.001, OK), (-1.5, 0.01, WARNING), (2.0, 1.9, OK), (90.0, 0.01, PROBLEM), (-90.0, 0.01, PROBLEM)],
 )
-def test_clocks_are_judged(judged, offset, uncertainty, expected):
+def test_clocks_are_checked(judged, offset, uncertainty, expected):
     """A difference that the delay of the network can explain is ignored."""
     assert judged(database.check_clock, clock=Clock(offset, uncertainty)) == [expected]
 
@@ -496,14 +499,14 @@ def test_clocks_are_judged(judged, offset, uncertainty, expected):
         (True, True, [row(kind="table", name="dag_jobs", lacking="INSERT")], PROBLEM),
     ],
 )
-def test_rights_are_judged(judged, has_schema, may_create, lacking, expected):
+def test_rights_are_checked(judged, has_schema, may_create, lacking, expected):
     role = row(name="plain", is_superuser=False, has_schema=has_schema, may_create=may_create)
 
     assert judged(database.check_rights, doctor_role=[role], doctor_rights=lacking) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1, OK), (600, WARNING), (7200, PROBLEM)])
-def test_open_transactions_are_judged(judged, seconds, expected):
+def test_open_transactions_are_checked(judged, seconds, expected):
     assert judged(database.check_transactions, doctor_oldest_transaction=[]) == [OK]
     oldest = row(seconds=seconds, who="process 5", state="idle in transaction")
     assert judged(database.check_transactions, doctor_oldest_transaction=[oldest]) == [expected]
@@ -518,7 +521,7 @@ def test_open_transactions_are_judged(judged, seconds, expected):
         ([("q", 3, 500.0, "the queue does not exist"), ("r", 1, 2.0, None)], [WARNING, OK]),
     ],
 )
-def test_ids_that_are_not_sent_for_long_are_shown(monkeypatch, waiting, expected):
+def test_ids_that_wait_long_in_the_outbox_because_of_an_error_are_a_warning(monkeypatch, waiting, expected):
     rows = [SimpleNamespace(queue=q, messages=n, oldest_seconds=age, error=error) for q, n, age, error in waiting]
     monkeypatch.setattr(database, "server", FakeServer({"outbox_facts": rows}))
     on = database_with(transport="servicebus", service_bus_namespace="example-bus")
@@ -529,7 +532,7 @@ def test_ids_that_are_not_sent_for_long_are_shown(monkeypatch, waiting, expected
     assert all("does not exist" in (judgement.fix or "") for judgement in judgements if judgement.level is WARNING)
 
 
-def test_without_a_broker_the_outbox_is_not_judged(judged):
+def test_the_outbox_is_not_checked_without_a_broker(judged):
     old = SimpleNamespace(queue="q", messages=3, oldest_seconds=5000.0, error=None)
 
     assert judged(database.check_outbox, outbox_facts=[old]) == [OK]
@@ -538,7 +541,7 @@ def test_without_a_broker_the_outbox_is_not_judged(judged):
 @pytest.mark.parametrize(
     ("dead", "live", "expected"), [(500, 10, OK), (200_000, 100, WARNING), (200_000, 5_000_000, OK)]
 )
-def test_dead_rows_are_judged(judged, dead, live, expected):
+def test_dead_rows_are_checked(judged, dead, live, expected):
     assert judged(database.check_dead_rows, doctor_dead_rows=[]) == [OK]
     worst = row(table="dag_tasks", dead=dead, live=live, vacuumed_seconds_ago=None)
     assert judged(database.check_dead_rows, doctor_dead_rows=[worst]) == [expected]
@@ -564,7 +567,7 @@ def queued_tasks(queue: str, handler: str, count: int) -> SimpleNamespace:
         ([instance("orchestrator", version="0"), instance("worker")], 0, 0, [OK, OK, WARNING]),
     ],
 )
-def test_instances_are_judged(judged, instances, open_jobs, queued, expected):
+def test_instances_are_checked(judged, instances, open_jobs, queued, expected):
     rows = {
         "doctor_instances": instances,
         "doctor_open_jobs": [row(count=open_jobs)],
@@ -585,13 +588,13 @@ def test_instances_are_judged(judged, instances, open_jobs, queued, expected):
         ([instance("worker")], {}, [queued_tasks("q", "other", 1)], [PROBLEM]),
     ],
 )
-def test_handlers_are_judged(judged, workers, needs, queued, expected):
+def test_handlers_are_checked(judged, workers, needs, queued, expected):
     rows = {"doctor_instances": workers, "doctor_queued": queued}
 
     assert judged(database.check_handlers, needed_handlers=needs, **rows) == expected
 
 
-def test_a_check_that_fails_or_hangs_is_a_finding_and_stops_no_other():
+def test_a_check_that_fails_or_hangs_is_a_finding_and_does_not_stop_the_others():
     release = threading.Event()
 
     def fail(_subject):

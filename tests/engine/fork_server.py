@@ -3,8 +3,8 @@
 A server process imports what orchestrators and workers import. For each start it forks: the child gets an environment,
 a working folder, a log and a session of its own, and runs the module as its main program. It is a real process, which
 can be killed and frozen, with children of its own. Like every process of a fleet, it is killed with its parent, the
-server. The server ends when the test run has closed its channel: the kernel would kill it too early, with the thread
-that started it.
+server. The server itself does not ask the kernel for that: it would be killed when the thread that started it ends. It
+ends when the test run has closed its channel.
 
     tests ── server (python -m tests.engine.fork_server FD)
                ├── orchestrator
@@ -47,7 +47,7 @@ _LIBC = ctypes.CDLL(None)
 
 
 def die_with(parent: int) -> Callable[[], None]:
-    """A function for a child to ask the kernel to be killed when its parent ends."""
+    """A function with which a child asks the kernel to kill it when its parent ends."""
 
     def set_death_signal() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -73,7 +73,7 @@ class ForkedProcess:
     def poll(self) -> int | None:
         if self.returncode is None and self._ended.poll(0):
             sent = self._exit_code.recv(16)
-            self.returncode = int(sent) if sent else -signal.SIGKILL  # with the server
+            self.returncode = int(sent) if sent else -signal.SIGKILL  # it was killed together with the server
             self._exit_code.close()
         return self.returncode
 
@@ -91,7 +91,7 @@ class ForkedProcess:
 
 
 def start(module: Sequence[str], environment: Mapping[str, str], folder: Path, log: int) -> ForkedProcess:
-    """`python -m` a module with its arguments. Its output goes to the open file `log`."""
+    """Run a module with its arguments as `python -m` would. Its output goes to the open file `log`."""
     return _server(os.getpid()).start(module, environment, folder, log)
 
 
@@ -121,7 +121,7 @@ class _Server:
 
 @cache
 def _server(_pid: int) -> _Server:
-    """One for each process of the test run."""
+    """The fork server of this process of the test run."""
     return _Server()
 
 
@@ -139,7 +139,7 @@ def serve(channel: socket.socket) -> dict[str, Any]:
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
-    children: dict[int, socket.socket] = {}  # where each one's exit code goes
+    children: dict[int, socket.socket] = {}  # by process id: the socket to which its exit code is sent
     while True:
         readable, _, _ = select.select([channel, wakeup], [], [])
         if wakeup in readable:
@@ -180,7 +180,7 @@ def _report_exit_codes(children: dict[int, socket.socket]) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """As `python -m` would."""
+    """Run the requested module as `python -m` would."""
     module, *arguments = request["module"]
     os.environ.clear()
     os.environ.update(request["environment"])

@@ -56,9 +56,9 @@ FAST = {
 
 
 async def give(ctx: Any) -> Any:
-    """Returns the given value, or fails if it is asked to."""
+    """Return the value in its params, or fail if they say so."""
     if ctx.params.get("fail"):
-        raise HandlerFailed(str(ctx.params.get("message", "failed as asked")))
+        raise HandlerFailed(str(ctx.params.get("message", "failed as requested")))
     return ctx.params.get("value")
 
 

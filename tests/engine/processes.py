@@ -38,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 OUR_PATH = f":{ROOT}:{ROOT / 'src'}"
 MARK = "DAGMASTER_TEST_FLEET"
 CRASHED = 137
-ENDS = ("completed", "partial_success", "failed", "cancelled")
+END_STATES = ("completed", "partial_success", "failed", "cancelled")
 FAST: dict[str, Any] = {
     "orchestrator_poll_interval": 0.2,
     "heartbeat_interval_sec": 0.2,
@@ -60,7 +60,7 @@ _TABLES = {"orchestrator": ("orchestrators", "owner_id"), "worker": ("workers", 
 class Process:
     """One role that can be killed and started again; `pid` is that of the latest start.
 
-    Its sessions carry its name and the number of the start, so that the database can tell who wrote what.
+    Its sessions carry its name and the number of the start, so that the database shows which process wrote what.
     """
 
     role: str
@@ -148,7 +148,7 @@ class Fleet:
         self._publish_handlers()
 
     def _publish_handlers(self) -> None:
-        """Files that make a folder an installed package: its entry points are found."""
+        """Write files that make a folder look like an installed package, so that its entry points are found."""
         info = self.folder / "path" / "dagmaster_test_handlers-1.0.dist-info"
         info.mkdir(parents=True, exist_ok=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dagmaster-test-handlers\nVersion: 1.0\n")
@@ -176,7 +176,7 @@ class Fleet:
         return {**inherited, **ours, **_as_environment(self._settings)}
 
     async def start(self, role: Role, count: int = 1, **settings: Any) -> list[Process]:
-        """Start so many of a role and wait until each has shown itself."""
+        """Start this number of processes of a role, and wait until each has sent a heartbeat."""
         processes = [self.process(role) for _ in range(count)]
         for process in processes:
             process.start(**settings)
@@ -188,10 +188,12 @@ class Fleet:
 
     async def ready(self, processes: Iterable[Process], seconds: float = 90) -> None:
         for process in processes:
-            await self.until(lambda process=process: self.id_of(process), seconds, f"{process.name} to show itself")
+            await self.until(
+                lambda process=process: self.id_of(process), seconds, f"{process.name} to send a heartbeat"
+            )
 
     async def id_of(self, process: Process) -> UUID | None:
-        """Its owner_id or worker_id, once it has shown itself."""
+        """Its owner_id or worker_id, once it has sent a heartbeat."""
         table, key = _TABLES[process.role]
         rows = await self.rows(f"SELECT {key} AS id FROM dagapp.{table} WHERE pid = %s", process.pid)
         return rows[0]["id"] if rows else None
@@ -203,7 +205,7 @@ class Fleet:
         return rows[0]["stats"] if rows else {}
 
     async def process_of(self, role: Role, identity: UUID | None) -> Process | None:
-        """Which process has this id."""
+        """The running process with this id."""
         for process in self.processes:
             if process.role == role and process.is_running and await self.id_of(process) == identity:
                 return process
@@ -213,7 +215,7 @@ class Fleet:
         return await self.process_of("orchestrator", (await self.job(job_id))["owner_id"])
 
     def survivors(self) -> dict[int, str]:
-        """Every process that carries our mark and is not one of those we run: children, and children of theirs."""
+        """Processes with the mark of this fleet that the fleet did not start itself: children and their children."""
         ours = {process.pid for process in self.processes if process.is_running}
         return {pid: name for pid, name in marked(self.mark).items() if pid not in ours}
 
@@ -238,12 +240,12 @@ class Fleet:
     # Jobs
 
     async def submit(self, definition: str | Workflow, count: int = 1, **inputs: Any) -> list[UUID]:
-        """Submit a workflow so many times in one transaction."""
+        """Submit a workflow `count` times in one transaction."""
         if isinstance(definition, str):
             definition = workflow(definition)
         catalog = WorkflowLibrary({definition.workflow_id: definition})
         wanted = Submission(workflow_id=definition.workflow_id, input_params=inputs)
-        ledger = PostgresLedger(self.dsn, "test")  # a fresh one, so that no fault of a test breaks it
+        ledger = PostgresLedger(self.dsn, "test")  # a new connection, which no fault of a test has broken
         try:
             jobs = await submit(ledger, catalog, [wanted] * count)
         finally:
@@ -275,7 +277,7 @@ class Fleet:
         return [row for row in rows if not types or row["event_type"] in types]
 
     async def running(self, job_id: UUID, count: int = 1) -> list[dict[str, Any]]:
-        """The tasks of a job that run, once there are so many."""
+        """The running tasks of a job, once there are at least `count` of them."""
 
         async def enough() -> list[dict[str, Any]]:
             tasks = [task for task in await self.tasks(job_id) if task["status"] == "running"]
@@ -284,13 +286,13 @@ class Fleet:
         return await self.until(enough, 60, f"{count} running tasks")
 
     async def wait(self, jobs: UUID | Iterable[UUID], seconds: float = 90) -> list[str]:
-        """The states in which jobs have ended. A database that is away for a while is waited for."""
+        """The states in which the jobs have ended. Outages of the database are tolerated."""
         wanted = [jobs] if isinstance(jobs, UUID) else list(jobs)
 
         async def ended() -> list[str]:
             rows = await self.rows("SELECT job_id, status FROM dagapp.dag_jobs WHERE job_id = ANY (%s)", wanted)
             states = {row["job_id"]: row["status"] for row in rows}
-            open_jobs = [job_id for job_id in wanted if states.get(job_id) not in ENDS]
+            open_jobs = [job_id for job_id in wanted if states.get(job_id) not in END_STATES]
             return [] if open_jobs else [states[job_id] for job_id in wanted]
 
         return await self.until(ended, seconds, f"{len(wanted)} jobs to end")
@@ -310,12 +312,12 @@ class Fleet:
     # What must hold at the end
 
     def executed(self) -> list[tuple[str, str, int]]:
-        """Each execution of a noting handler, as it noted itself: job, node, attempt."""
+        """Each execution that a handler such as `note` has recorded: job, node, attempt."""
         lines = self.executions.read_text().splitlines() if self.executions.exists() else []
         return [(job, node, int(attempt)) for job, node, attempt, *_ in (line.split() for line in lines)]
 
     async def check_history(self) -> None:
-        """Events and rows agree in every job, and no node has two results that count."""
+        """Events and rows agree in every job, and no node has two accepted results."""
         report = await verify(self.dsn, max_losses=int(self._settings.get("max_losses", 5)))
         assert report.is_clean, "\n".join(map(str, report.findings[:30]))
         twice = await self.rows("""
@@ -347,11 +349,11 @@ async def fleet(
         raise
     finally:
         left = running.end()
-    assert not left, f"these outlived their worker: {left}"
+    assert not left, f"these processes outlived their worker: {left}"
 
 
 def marked(mark: str) -> dict[int, str]:
-    """Processes with this mark in their environment, children of children included; the dead don't count."""
+    """Processes with this mark in their environment, with children of children, but without dead ones."""
     needle = f"{MARK}={mark}".encode()
     processes: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):

@@ -1,10 +1,10 @@
 """Handlers that only tests need, and commands of users that may die at a crash point.
 
 Orchestrators and workers are the real ones (`python -m dagmaster …`); they find these handlers through an entry point
-that `processes.py` puts on their path, as those of any other package. Handlers note each execution as a line of a file,
-outside the system under test.
+that `processes.py` puts on their path, as those of any other package. Handlers record each execution as a line in a
+file outside the system under test.
 
-    python -m tests.engine.roles submit FILE COUNT     submit a workflow so many times, in one call
+    python -m tests.engine.roles submit FILE COUNT     submit a workflow COUNT times, in one call
     python -m tests.engine.roles submit FILE 1 KEY     submit it once, with an idempotency key
     python -m tests.engine.roles cancel | resume JOB
 """
@@ -39,7 +39,7 @@ REGISTRATIONS = (
 )
 
 
-def _keep(ctx: Any, *facts: Any) -> None:
+def _record(ctx: Any, *facts: Any) -> None:
     """Append one line; a single write to a file opened for appending is never torn."""
     line = " ".join(map(str, (ctx.job_id, ctx.node_id, ctx.attempt, os.getpid(), *facts)))
     descriptor = os.open(ctx.params["file"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -56,8 +56,8 @@ def _seconds(ctx: Any) -> float:
 
 
 async def block_loop(ctx: Any) -> None:
-    """Notes that it runs, then blocks the event loop of its worker, as a call of a plain library would."""
-    _keep(ctx)
+    """Record that it runs, then block the event loop of its worker, as a call of a plain library would."""
+    _record(ctx)
     time.sleep(ctx.params["seconds"])
 
 
@@ -69,13 +69,13 @@ async def ignore_cancellation(ctx: Any) -> None:
 
 
 async def note(ctx: Any) -> dict[str, int]:
-    _keep(ctx)
+    _record(ctx)
     await asyncio.sleep(_seconds(ctx))
     return {"value": ctx.params.get("value", 1)}
 
 
 def note_blocking(ctx: Any) -> dict[str, int]:
-    _keep(ctx)
+    _record(ctx)
     time.sleep(_seconds(ctx))
     return {"value": ctx.params.get("value", 1)}
 
@@ -84,7 +84,7 @@ def spawn_and_hang(ctx: Any) -> None:
     """Start a program and hang in a C call that holds the GIL; neither handles SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     program = subprocess.Popen(["sleep", "1000"])
-    _keep(ctx, program.pid)
+    _record(ctx, program.pid)
     libc = ctypes.PyDLL(None)
     while True:
         libc.pause()
@@ -92,25 +92,25 @@ def spawn_and_hang(ctx: Any) -> None:
 
 def kill_worker(ctx: Any) -> None:
     """A handler that kills its worker, as one that fills the machine's memory does."""
-    _keep(ctx)
-    keeper = Path(f"/proc/{os.getppid()}/stat").read_text()
-    os.kill(int(keeper.rpartition(")")[2].split()[1]), signal.SIGKILL)
+    _record(ctx)
+    supervisor_stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    os.kill(int(supervisor_stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
     time.sleep(60)
 
 
 def _begin_phase(ctx: Any, number: int) -> Path:
-    """Note that a phase was worked on; where it leaves its artifact."""
-    _keep(ctx, number)
+    """Record that a phase has begun, and return the path of its artifact."""
+    _record(ctx, number)
     return Path(ctx.params["folder"]) / f"{ctx.job_id}_{number}"
 
 
 def _is_held(ctx: Any, number: int) -> bool:
-    """The first attempt stays in one of its phases."""
+    """Whether this attempt stays in this phase: the first attempt does, in the phase `hold`."""
     return ctx.attempt == 1 and ctx.params["hold"] == number
 
 
 def phases(ctx: Any) -> int:
-    """Three phases; in the phase that holds it, it ignores requests to stop."""
+    """Three phases; in the phase `hold`, the first attempt ignores requests to stop."""
     last = ctx.load_checkpoint()
     for number in range(last[1] + 1 if last else 1, 4):
         artifact = _begin_phase(ctx, number)
@@ -121,7 +121,7 @@ def phases(ctx: Any) -> int:
 
 
 async def phases_async(ctx: Any) -> int:
-    """The same, but it stops when it is asked to."""
+    """The same as `phases`, but it stops on request."""
     last = await ctx.load_checkpoint()
     for number in range(last[1] + 1 if last else 1, 4):
         artifact = _begin_phase(ctx, number)
@@ -136,7 +136,7 @@ async def phases_async(ctx: Any) -> int:
 
 def pause_once(ctx: Any) -> None:
     """The first attempt makes a C call that holds the GIL: not even the thread that reads the flags can run."""
-    _keep(ctx, 1)
+    _record(ctx, 1)
     if ctx.attempt == 1:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ctypes.PyDLL(None).pause()

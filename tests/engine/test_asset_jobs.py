@@ -1,4 +1,4 @@
-"""The end of a job reaches the revision that it processes exactly once, however the job ends and whatever dies."""
+"""The end of a job reaches its revision exactly once, however the job ends and whichever process dies."""
 
 import asyncio
 import textwrap
@@ -24,7 +24,7 @@ from dagmaster.operations import cancel, rerun
 from dagmaster.settings import Settings
 from dagmaster.storage import Zone, open_storage
 from tests.engine.harness import TEST_HANDLERS, Engine, engine
-from tests.engine.processes import CRASHED, ENDS, Fleet, Process, fleet
+from tests.engine.processes import CRASHED, END_STATES, Fleet, Process, fleet
 from tests.engine.test_retention import DAY, in_days
 from tests.published import Publisher
 from tests.workflow_library import library_of
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.requirement("A2", "E5")
 
 QUICK = {"orphan_threshold_sec": 0.8, "task_lease_sec": 1.0, "lease_renew_sec": 0.3}
 Rows = Callable[..., Awaitable[list[dict[str, Any]]]]
-# What a workflow of assets takes, and one step.
+# The inputs that every workflow of assets declares, and one step.
 STEP = """
     workflow_id: {name}
     version: 1
@@ -52,23 +52,23 @@ WORKFLOWS = {
     "completing": ("echo", "{}"),
     "failing": ("flaky_echo", "{failure_rate: 1.0, seed: 1}"),
     "sleeping": ("sleep", "{seconds: 60}"),
-    "mendable": ("fail_until_mended", "{}"),
+    "repairable": ("fail_until_repaired", "{}"),
 }
-_mended: set[UUID] = set()
+_repaired: set[UUID] = set()
 
 
-async def fail_until_mended(ctx: Any) -> dict[str, str]:
-    if ctx.job_id not in _mended:
-        raise HandlerFailed("not mended yet")
+async def fail_until_repaired(ctx: Any) -> dict[str, str]:
+    if ctx.job_id not in _repaired:
+        raise HandlerFailed("not repaired yet")
     return {"content_hash": "ab" * 32}
 
 
-HANDLERS = (Registration("fail_until_mended", "tests.engine.test_asset_jobs:fail_until_mended"),)
+HANDLERS = (Registration("fail_until_repaired", "tests.engine.test_asset_jobs:fail_until_repaired"),)
 
 
 @asynccontextmanager
 async def publishing(dsn: str, folder: Path, *handlers: Registration) -> AsyncIterator[Publisher]:
-    """Submits assets whose jobs have one step. Their source is a file of some bytes."""
+    """Submit assets whose jobs have one step. Their source is a file with a few bytes."""
     workflows = folder / "workflows"
     workflows.mkdir(exist_ok=True)
     for name, (handler, params) in WORKFLOWS.items():
@@ -90,7 +90,7 @@ async def submit(publisher: Publisher, workflow: str, dataset: str = "dem") -> A
 
 
 async def processing_events(rows: Rows, submitted: AssetSubmissionResult) -> list[str]:
-    """What the history of the asset says about its job."""
+    """The events about processing in the history of the asset."""
     text = "SELECT action FROM dagapp.asset_events WHERE asset_id = %s AND action LIKE 'process%%' ORDER BY event_id"
     return [row["action"] for row in await rows(text, submitted.asset_id)]
 
@@ -109,12 +109,12 @@ async def states(rows: Rows, submitted: AssetSubmissionResult) -> tuple[str, str
 # --- orchestrators die -----------------------------------------------------------------------------------------------
 
 
-async def dies(running: Fleet, doomed: Process, job_id: UUID | None) -> bool:
-    """Whether it dies before the job has ended, or a moment after it has ended the job."""
+async def is_dead_at_end(running: Fleet, doomed: Process, job_id: UUID | None) -> bool:
+    """Whether the process dies before the job has ended, or within a second after that."""
     assert job_id is not None
 
     async def over() -> bool:
-        return not doomed.is_running or (await running.job(job_id))["status"] in ENDS
+        return not doomed.is_running or (await running.job(job_id))["status"] in END_STATES
 
     await running.until(over, 20, f"{doomed.name} to die")
     for _ in range(50):
@@ -131,13 +131,13 @@ async def dies(running: Fleet, doomed: Process, job_id: UUID | None) -> bool:
     [
         ("completing", "processed", "completed"),
         ("failing", "processing_failed", "failed"),
-        pytest.param("sleeping", "processing_failed", "failed", marks=pytest.mark.slow),  # is cancelled
+        pytest.param("sleeping", "processing_failed", "failed", marks=pytest.mark.slow),  # the job is cancelled
     ],
 )
 async def test_an_orchestrator_dies_at_each_commit_and_another_one_takes_the_job_over(
     database, tmp_path, *, workflow, event, state, point
 ):
-    """At the first commit, the second, … until it does not die any more: the one before was the end of the job."""
+    """It dies at its first commit, with the next job at its second, … until a job ends before that commit."""
     async with (
         publishing(database, tmp_path) as publisher,
         fleet(database, tmp_path, workers=1, **QUICK, workflow_folders=tmp_path / "workflows") as running,
@@ -148,7 +148,7 @@ async def test_an_orchestrator_dies_at_each_commit_and_another_one_takes_the_job
             if workflow == "sleeping":
                 await request_cancel(database, submitted.job_id)
             doomed.start(crash_point=f"{point}:{visit}")
-            if has_died := await dies(running, doomed, submitted.job_id):
+            if has_died := await is_dead_at_end(running, doomed, submitted.job_id):
                 successor.start()
             await running.wait(submitted.job_id)
 
@@ -159,7 +159,7 @@ async def test_an_orchestrator_dies_at_each_commit_and_another_one_takes_the_job
                 process.kill()
             if not has_died:
                 break
-        assert visit > 1, "it did not die at all"
+        assert visit > 1, "the orchestrator did not die at its first commit"
 
 
 async def request_cancel(dsn: str, job_id: UUID | None) -> None:
@@ -175,8 +175,8 @@ async def request_cancel(dsn: str, job_id: UUID | None) -> None:
 
 
 @asynccontextmanager
-async def both(dsn: str, folder: Path) -> AsyncIterator[tuple[Engine, Publisher]]:
-    """An engine that knows the workflows of the submissions."""
+async def engine_and_publisher(dsn: str, folder: Path) -> AsyncIterator[tuple[Engine, Publisher]]:
+    """A publisher, and an engine that knows the workflows of its submissions."""
     async with (
         publishing(dsn, folder, *TEST_HANDLERS, *HANDLERS) as publisher,
         engine(dsn, handlers=HANDLERS) as running,
@@ -186,13 +186,13 @@ async def both(dsn: str, folder: Path) -> AsyncIterator[tuple[Engine, Publisher]
 
 
 async def test_a_job_that_is_resumed_ends_twice_and_each_end_is_delivered_once(database, tmp_path):
-    async with both(database, tmp_path) as (running, publisher):
-        submitted = await submit(publisher, "mendable")
+    async with engine_and_publisher(database, tmp_path) as (running, publisher):
+        submitted = await submit(publisher, "repairable")
         running.notifier.notify(JOBS)
         await running.wait(submitted.job_id)
         failed = await states(running.rows, submitted)
 
-        _mended.add(submitted.job_id)
+        _repaired.add(submitted.job_id)
         await rerun.resume(running.ledger, submitted.job_id, by="ada")
         running.notifier.notify(JOBS)
         await running.wait(submitted.job_id)
@@ -206,8 +206,8 @@ async def test_a_job_that_is_resumed_ends_twice_and_each_end_is_delivered_once(d
         assert await states(running.rows, submitted) == ("completed", "completed")
 
 
-async def test_a_job_whose_node_is_retried_is_processed_once_more(database, tmp_path):
-    async with both(database, tmp_path) as (running, publisher):
+async def test_a_retried_node_processes_the_asset_again(database, tmp_path):
+    async with engine_and_publisher(database, tmp_path) as (running, publisher):
         submitted = await submit(publisher, "completing")
         running.notifier.notify(JOBS)
         await running.wait(submitted.job_id)
@@ -220,9 +220,9 @@ async def test_a_job_whose_node_is_retried_is_processed_once_more(database, tmp_
         assert await states(running.rows, submitted) == ("completed", "completed")
 
 
-async def test_retention_of_a_job_that_has_ended_changes_nothing_of_its_asset(database, tmp_path):
+async def test_deleting_an_ended_job_does_not_change_its_asset(database, tmp_path):
     retention = PostgresRetention(in_days(database, 2))
-    async with both(database, tmp_path) as (running, publisher):
+    async with engine_and_publisher(database, tmp_path) as (running, publisher):
         submitted = await submit(publisher, "completing")
         running.notifier.notify(JOBS)
         await running.wait(submitted.job_id)

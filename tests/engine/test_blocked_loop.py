@@ -1,4 +1,4 @@
-"""An async handler blocks the event loop of its worker for longer than a lease: it fails alone, and once."""
+"""An async handler blocks the event loop of its worker for longer than a lease: only it fails, and it runs once."""
 
 import pytest
 
@@ -22,7 +22,7 @@ WORK = """
     """
 
 
-async def test_a_handler_that_blocks_the_event_loop_fails_alone_and_runs_once(database, tmp_path):
+async def test_only_the_handler_that_blocks_the_event_loop_fails_and_it_runs_once(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         job_id = await running.submit_one(WORK, file=str(running.executions))
         states = await running.wait(job_id, 30)
@@ -37,7 +37,7 @@ async def test_a_handler_that_blocks_the_event_loop_fails_alone_and_runs_once(da
     assert nodes["blocks"]["error"]["code"] == "handler.blocked-loop"
     assert "block_loop" in nodes["blocks"]["error"]["message"]
     assert executed.count("blocks") == 1
-    assert executed.count("notes") == 1, "a neighbour was run a second time"
+    assert executed.count("notes") == 1, "another task of the worker ran a second time"
     assert {task["attempt"] for task in tasks} == {1}
     assert after == ["completed"]
     assert worker.starts == 1

@@ -26,8 +26,9 @@ EMPTY = workflow("""
       work: {handler: echo, next: end}
       end: {type: end}
 """)
-# Which visit of the point is the one that matters: the first transaction claims, the second one records.
-DEATHS = {
+# The crash points, each with the number of requests that were sent before the process died. `:1` and `:2` are visits to
+# a point: the first transaction claims the callback, the second one records the delivery.
+POSTS_BEFORE_CRASH = {
     "callbacks.before-commit:1": 0,
     "callbacks.after-commit:1": 0,
     "callback.after-post": 1,
@@ -47,11 +48,11 @@ async def submit_job(dsn: str, url: str) -> str:
 
 
 async def delivered(running: Fleet, count: int) -> list[dict[str, object]]:
-    async def all_of_them() -> list[dict[str, object]]:
+    async def delivered_rows() -> list[dict[str, object]]:
         rows = await running.rows("SELECT * FROM dagapp.callback_events WHERE state = 'delivered'")
         return rows if len(rows) == count else []
 
-    return await running.until(all_of_them, 30, f"{count} callbacks to be delivered")
+    return await running.until(delivered_rows, 30, f"{count} callbacks to be delivered")
 
 
 async def test_the_end_of_a_job_is_delivered_once_and_signed(database, tmp_path):
@@ -76,23 +77,23 @@ async def test_the_end_of_a_job_is_delivered_once_and_signed(database, tmp_path)
 
 
 def test_every_crash_point_of_callbacks_is_passed():
-    points = {point.partition(":")[0] for point in DEATHS}
+    points = {point.partition(":")[0] for point in POSTS_BEFORE_CRASH}
 
     assert points == {*faults.around("callbacks"), *(each for each in faults.STEPS if each.startswith("callback."))}
 
 
-async def test_a_sender_that_dies_at_each_step_is_followed_by_one_that_repeats_the_same_callback(database, tmp_path):
+async def test_after_a_crash_at_each_step_the_next_sender_repeats_the_same_callback(database, tmp_path):
     stage = Stage(database)
     async with receiver() as hook, fleet(database, tmp_path, allow_private_webhooks=True) as running:
         doomed = running.process("orchestrator")
-        for number, (point, posts) in enumerate(DEATHS.items(), 1):
+        for number, (point, posts) in enumerate(POSTS_BEFORE_CRASH.items(), 1):
             stage.record_callbacks(point, url=hook.url)
 
             doomed.start(crash_point=point)
             assert await doomed.ended(30) == CRASHED
-            assert len(of_request(hook, point)) == posts
+            assert len(callback_ids(hook, point)) == posts
 
-            # The lease is over.
+            # Let the lease expire.
             stage.rows(
                 "UPDATE dagapp.callback_events SET lease_until = clock_timestamp(), next_attempt_at = clock_timestamp()"
                 " WHERE state = 'pending'"
@@ -102,13 +103,13 @@ async def test_a_sender_that_dies_at_each_step_is_followed_by_one_that_repeats_t
             doomed.kill()
     stage.connection.close()
 
-    for point, posts in DEATHS.items():
-        ids = of_request(hook, point)
-        assert len(set(ids)) == 1, "a repetition has the same id"
+    for point, posts in POSTS_BEFORE_CRASH.items():
+        ids = callback_ids(hook, point)
+        assert len(set(ids)) == 1, "a repeated callback must have the same id"
         assert len(ids) == (1 if point == "callbacks.after-commit:2" else posts + 1), point
 
 
-def of_request(hook: Receiver, request_id: str) -> list[str]:
+def callback_ids(hook: Receiver, request_id: str) -> list[str]:
     return [
         request.headers["webhook-id"]
         for request in hook.requests

@@ -29,7 +29,7 @@ async def counting(ctx: Any) -> None:
 
 
 def ignores_stop(ctx: Any) -> None:
-    """Ignores all requests to stop, and so does the program it starts."""
+    """Ignores all requests to stop."""
     Path(ctx.params["file"]).write_text(str(os.getpid()))
     time.sleep(600)
 
@@ -39,8 +39,8 @@ HANDLERS = (
     Registration("counting", "tests.engine.test_cancel:counting"),
     Registration("ignores_stop", "tests.engine.test_cancel:ignores_stop", is_async=False),
 )
-TWO = """
-    workflow_id: two
+TWO_STEPS = """
+    workflow_id: two_steps
     TIMEOUT
     nodes:
       start: {type: start, next: work}
@@ -50,9 +50,9 @@ TWO = """
 """
 
 
-def two(handler: str, timeout: float | None = None, params: str = "") -> str:
+def two_steps(handler: str, timeout: float | None = None, params: str = "") -> str:
     times = f"timeout_seconds: {timeout}" if timeout else ""
-    return TWO.replace("HANDLER", handler).replace("TIMEOUT", times).replace("PARAMS", params)
+    return TWO_STEPS.replace("HANDLER", handler).replace("TIMEOUT", times).replace("PARAMS", params)
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ async def running_task(running, job_id):
 @pytest.mark.requirement("E14")
 async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_never_start(database):
     async with engine(database, handlers=HANDLERS) as running:
-        job_id = await running.submit(workflow(two("listening")))
+        job_id = await running.submit(workflow(two_steps("listening")))
         await running_task(running, job_id)
         requested_at = time.monotonic()
 
@@ -92,11 +92,11 @@ async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_n
         assert task["stop_seen_at"] >= task["stop_requested_at"]
         stopping = next(event for event in await running.events(job_id) if event["event_type"] == "job_stopping")
         assert stopping["event_data"] == {"reason": "cancelled", "by": "ana", "why": "wrong file"}
-        assert not (await cancel(running.ledger, job_id)).is_new  # a client that lost the response may ask again
+        assert not (await cancel(running.ledger, job_id)).is_new  # a client may repeat its request
 
 
 @pytest.mark.requirement("E14")
-async def test_a_job_that_ended_otherwise_can_not_be_cancelled(database):
+async def test_a_completed_job_cannot_be_cancelled(database):
     async with engine(database) as running:
         job = await running.run("echo_test", message="hi")
 
@@ -108,7 +108,7 @@ async def test_a_job_that_ended_otherwise_can_not_be_cancelled(database):
 async def test_a_handler_that_ignores_the_cancel_is_killed_after_its_grace_period(database, tmp_path):
     file = tmp_path / "pid"
     async with engine(database, handlers=HANDLERS) as running:
-        job_id = await running.submit(workflow(two("ignores_stop", params=f"params: {{file: '{file}'}},")))
+        job_id = await running.submit(workflow(two_steps("ignores_stop", params=f"params: {{file: '{file}'}},")))
         await running_task(running, job_id)
         await until(lambda: asyncio.sleep(0, file.exists() and file.read_text()))
         pid = int(file.read_text())
@@ -153,7 +153,7 @@ async def test_an_unclaimed_job_is_cancelled_when_it_is_claimed(database):
 async def test_a_dead_worker_does_not_delay_the_cancel(database):
     async with engine(database, handlers=HANDLERS, workers=0) as running:
         worker = await running.start_worker()
-        job_id = await running.submit(workflow(two("listening")))
+        job_id = await running.submit(workflow(two_steps("listening")))
         await running_task(running, job_id)
         worker._keeper._ledger.take_stops = _never  # gets no requests to stop, and renews no leases
         worker._keeper._ledger.renew = _never
@@ -172,7 +172,7 @@ async def _never(*_: Any, **__: Any) -> Any:
 @pytest.mark.requirement("E14")
 async def test_a_result_that_arrives_before_the_cancel_is_kept(database):
     async with engine(database) as running:
-        gated = workflow(two("gate").replace("handler: counting", "handler: gate"))
+        gated = workflow(two_steps("gate").replace("handler: counting", "handler: gate"))
         job_id = await running.submit(gated)
         await running_task(running, job_id)
         keeper = running.workers[0]._keeper
@@ -194,7 +194,7 @@ async def test_a_result_that_arrives_before_the_cancel_is_kept(database):
 @pytest.mark.requirement("E13")
 async def test_a_job_past_its_deadline_fails_and_its_tasks_are_stopped(database):
     async with engine(database, handlers=HANDLERS) as running:
-        job = await running.run(workflow(two("listening", timeout=0.5)))
+        job = await running.run(workflow(two_steps("listening", timeout=0.5)))
 
         assert job["status"] == "failed"
         assert job["error_message"] == "the job did not end within its timeout of 0.5 s"

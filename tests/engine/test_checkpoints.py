@@ -1,4 +1,4 @@
-"""Handlers with phases, interrupted in each of them: they go on after the last checkpoint that can be trusted."""
+"""Handlers that are interrupted in any phase continue after the last checkpoint whose artifact is unchanged."""
 
 import asyncio
 import os
@@ -56,13 +56,13 @@ async def _stop_worker(running: Fleet, _pids: dict[UUID, int]) -> None:
     assert await stopped.ended(15) == 0
 
 
-async def _held(running: Fleet, wanted: dict[UUID, int]) -> dict[UUID, int]:
-    """Which process works on each job, once all are in the phase that holds them."""
+async def _pids_in_phase(running: Fleet, phase_of: dict[UUID, int]) -> dict[UUID, int]:
+    """The process of each job, once each job is in the phase in which it waits."""
     lines = (
         [line.split() for line in running.executions.read_text().splitlines()] if running.executions.exists() else []
     )
-    held = {UUID(job): int(pid) for job, _, _, pid, phase in lines if wanted[UUID(job)] == int(phase)}
-    return held if len(held) == len(wanted) else {}
+    pids_by_job = {UUID(job): int(pid) for job, _, _, pid, phase in lines if phase_of[UUID(job)] == int(phase)}
+    return pids_by_job if len(pids_by_job) == len(phase_of) else {}
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ async def _held(running: Fleet, wanted: dict[UUID, int]) -> dict[UUID, int]:
         pytest.param(_stop_worker, ["phases", "phases_async"], 0, id="worker-stopped"),
     ],
 )
-async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interrupted(
+async def test_a_phase_with_a_checkpoint_is_not_repeated_wherever_the_handler_is_interrupted(
     database, tmp_path, interrupt: Callable[..., Awaitable[None]], kinds: list[str], losses: int
 ) -> None:
-    """Each job is held in another phase. The artifact of one phase of one job was deleted meanwhile."""
+    """Each job waits in another phase. One artifact of one job is deleted meanwhile: that phase is repeated."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, worker_processes=4, shutdown_grace_sec=0.5
     ) as running:
@@ -87,7 +87,9 @@ async def test_what_was_checkpointed_is_done_once_wherever_the_handler_is_interr
             for hold in (1, 2, 3)
         }
         interrupted = await running.submit_one(PHASES.replace("WHAT", kinds[0]), **params, hold=3)
-        pids = await running.until(lambda: _held(running, holds | {interrupted: 3}), 30, "the phases that hold")
+        pids = await running.until(
+            lambda: _pids_in_phase(running, holds | {interrupted: 3}), 30, "the handlers to be in their phases"
+        )
         (tmp_path / f"{interrupted}_2").unlink()
 
         await interrupt(running, pids)
@@ -118,8 +120,8 @@ async def _log_of(running: Fleet, job_id: UUID) -> str:
     return " ".join(line["text"] for line in rows[0]["metrics"].get("log", ()))
 
 
-async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(database, tmp_path) -> None:
-    """The grace is an hour; a second signal ends it at once, and no attempt is counted."""
+async def test_tasks_in_c_calls_are_given_back_and_a_second_signal_ends_the_grace_period(database, tmp_path) -> None:
+    """The grace period is an hour; a second signal ends it at once, and no retry or loss is counted."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, shutdown_grace_sec=3600, task_lease_sec=30, lease_renew_sec=1
     ) as running:
@@ -127,7 +129,11 @@ async def test_handlers_in_c_calls_are_given_back_and_a_second_signal_hurries(da
         params = {"file": str(running.executions), "folder": str(tmp_path)}
         jobs = [await running.submit_one(PHASES.replace("WHAT", "pause_once"), **params, hold=1)]
         jobs.append(await running.submit_one(PHASES.replace("WHAT", "phases"), **params, hold=2))
-        await running.until(lambda: _held(running, dict(zip(jobs, (1, 2), strict=True))), 30, "the handlers")
+        await running.until(
+            lambda: _pids_in_phase(running, dict(zip(jobs, (1, 2), strict=True))),
+            30,
+            "the handlers to be in their phases",
+        )
 
         stopped.signal(signal.SIGTERM)
         await running.until(lambda: _has_logged(stopped.log, "worker is stopping"), 10, "the worker to stop")
@@ -148,8 +154,8 @@ async def _has_logged(log: Path, words: str) -> bool:
     return words in log.read_text()
 
 
-async def test_an_attempt_that_is_being_replaced_saves_nothing(database) -> None:
-    """The transaction that takes the task away has not committed yet: saving waits for that."""
+async def test_an_attempt_that_is_being_replaced_saves_no_checkpoint(database) -> None:
+    """The transaction that marks the task as lost has not committed yet: saving a checkpoint waits for it."""
     async with engine(database, verify_history=False) as running:
         job_id = await running.submit(GATED)
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
@@ -200,7 +206,7 @@ CAREFUL = workflow("""
     """)
 
 
-async def test_a_resume_builds_on_checkpoints_and_a_retry_does_it_all_again(database, tmp_path) -> None:
+async def test_a_resume_uses_checkpoints_and_a_retry_does_not(database, tmp_path) -> None:
     mended = tmp_path / "mended"
     registration = Registration("careful", "tests.engine.test_checkpoints:careful")
     async with engine(database, handlers=[registration]) as running:

@@ -1,4 +1,4 @@
-"""Each role opens no more connections than its budget, and the documented budget is that of the code."""
+"""Each role opens no more connections than its budget, and the documented budgets are those of the code."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ WORK = """
     """
 
 
-def test_the_documented_budget_is_that_of_the_code():
+def test_the_documented_budgets_are_those_of_the_code():
     page = (ROOT / "docs/guides/scale.md").read_text()
     documented = dict(re.findall(r"^\| (\w[\w ]*?) \|.*\| \**(\d+)\** \|$", page, re.MULTILINE))
 
@@ -43,9 +43,10 @@ def test_the_documented_budget_is_that_of_the_code():
     }
 
 
-class Watched:
+class ConnectionCounts:
     """The highest number of connections by application name, sampled while a platform works. A pool that replaces a
-    connection opens the new one while the server still ends the old one: what is there for several samples counts."""
+    connection opens the new one while the server still ends the old one: a connection counts if it lasts for several
+    samples."""
 
     def __init__(self, running: Fleet) -> None:
         self._fleet = running
@@ -66,8 +67,8 @@ class Watched:
             await asyncio.sleep(0.01)
 
 
-def started(running: Fleet, role: str, **settings: Any) -> None:
-    """A process whose connections have the names that they have in production."""
+def start_process(running: Fleet, role: str, **settings: Any) -> None:
+    """Start a process whose connections have the names that they have in production."""
     process = running.process(role)
     process.environment |= {name.upper(): str(value) for name, value in settings.items()}
     process.start(database_url=running.dsn)
@@ -76,14 +77,14 @@ def started(running: Fleet, role: str, **settings: Any) -> None:
 async def test_busy_processes_stay_within_their_budgets(database, tmp_path):
     port = free_port()
     async with fleet(database, tmp_path) as running:
-        started(running, "orchestrator", api_enabled=True, api_port=port)
-        started(running, "worker", worker_processes=PROCESSES)
+        start_process(running, "orchestrator", api_enabled=True, api_port=port)
+        start_process(running, "worker", worker_processes=PROCESSES)
         await running.ready(running.processes)
-        watched = Watched(running)
-        watching = asyncio.create_task(watched.watch())
+        connection_counts = ConnectionCounts(running)
+        watching = asyncio.create_task(connection_counts.watch())
         jobs = await running.submit(WORK, count=20)
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            await _answers(client)
+            await _wait_until_ready(client)
             paths = ("/jobs", "/queues", "/assets", f"/jobs/{jobs[0]}", "/keys", "/system/database", "/janitor/actions")
             for _ in range(4):
                 await asyncio.gather(*(client.get(f"{PREFIX}{path}") for path in paths for _ in range(10)))
@@ -93,13 +94,13 @@ async def test_busy_processes_stay_within_their_budgets(database, tmp_path):
             await watching
 
     expected = Counter(budget.orchestrator()) + Counter(budget.worker(PROCESSES))
-    del watched.highest["test"]  # of the submission
-    beyond = {name: count for name, count in watched.highest.items() if count > expected[name]}
-    assert beyond == {}, f"of {dict(watched.highest)}"
-    assert {"orchestrator", "beat", "listen", "notify", "api", "worker", "lease"} <= watched.highest.keys()
+    del connection_counts.highest["test"]  # the connection that submits
+    beyond = {name: count for name, count in connection_counts.highest.items() if count > expected[name]}
+    assert beyond == {}, f"all connections: {dict(connection_counts.highest)}"
+    assert {"orchestrator", "beat", "listen", "notify", "api", "worker", "lease"} <= connection_counts.highest.keys()
 
 
-async def _answers(client: httpx2.AsyncClient) -> None:
+async def _wait_until_ready(client: httpx2.AsyncClient) -> None:
     async with asyncio.timeout(30):
         while True:
             with suppress(httpx2.TransportError):

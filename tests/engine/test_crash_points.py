@@ -1,7 +1,7 @@
-"""Death at every named crash point: the process ends as by kill -9, and another one takes over.
+"""Processes die at every named crash point, as by kill -9, and others take over.
 
 That each write transaction is all or nothing is shown call by call in tests/database/test_crash_points.py; here real
-processes die in the middle of their work, and jobs come to the end that they would have come to anyway.
+processes die in the middle of their work, and jobs end as they would have ended without that.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from dagmaster.database.notify.postgres import channel_of
 from dagmaster.settings import Settings
 from dagmaster.workflows.load import shipped
 from tests.conftest import fresh_database
-from tests.engine.processes import CRASHED, ENDS, Fleet, Process, fleet
+from tests.engine.processes import CRASHED, END_STATES, Fleet, Process, fleet
 from tests.engine.test_raster_jobs import scene
 
 CHILDREN = 12
 QUICK = {"orphan_threshold_sec": 0.8, "task_lease_sec": 1.0, "lease_renew_sec": 0.3}
-# Whatever an orchestrator decides happens here: a branch, a fan-out, retries with waits, a fan-in. One output is large,
-# one task lasts longer than a lease goes without renewal.
+# A workflow with every kind of decision: a branch, a fan-out, retries with delays, a fan-in. One output is large, and
+# one task runs so long that its lease is renewed.
 SWEPT = f"""
     workflow_id: swept
     name: Swept
@@ -99,8 +99,8 @@ WORKING = [point for point in _points("worker.") if not point.endswith("-store")
 PAYLOADS = ["worker.before-store", "worker.after-store", *_around("store_payload", "report_payloads")]
 CHECKPOINTS = _around("save_checkpoint")
 RASTERS = [*_points("handler."), *_around("documents")]
-# Crash points that an instance reaches without jobs, and when it stops.
-KEEPING = {
+# Crash points that an instance reaches without jobs; those that it reaches when it stops; those of requests of users.
+BACKGROUND = {
     "orchestrator": _around(
         "beat_orchestrator",
         "end_stuck_owners",
@@ -112,11 +112,11 @@ KEEPING = {
     ),
     "worker": _around("beat_worker", "renew_leases", "take_stops"),
 }
-ENDING = {"orchestrator": _around("retire_orchestrator"), "worker": _around("retire_worker")}
-ASKING = _around("submit", "submit_once", "request_cancel", "rerun")
-# Reached by an instance only after a lost answer, a lost lease or with jobs that it cannot route; or on request of a
-# person, by one statement that is all or nothing.
-CALLED = _around(
+STOPPING = {"orchestrator": _around("retire_orchestrator"), "worker": _around("retire_worker")}
+REQUESTS = _around("submit", "submit_once", "request_cancel", "rerun")
+# These are not swept here: an instance reaches them only after a lost response, after a lost lease or with jobs that it
+# cannot route, or a request of a user reaches them with one statement.
+SWEPT_ELSEWHERE = _around(
     "release_unknown_jobs",
     "review_deferred",
     "fail_job",
@@ -159,13 +159,13 @@ def test_every_named_crash_point_is_swept():
         *PAYLOADS,
         *CHECKPOINTS,
         *RASTERS,
-        *ASKING,
-        *KEEPING["orchestrator"],
-        *KEEPING["worker"],
+        *REQUESTS,
+        *BACKGROUND["orchestrator"],
+        *BACKGROUND["worker"],
     }
-    ends = {*ENDING["orchestrator"], *ENDING["worker"]}
+    ends = {*STOPPING["orchestrator"], *STOPPING["worker"]}
 
-    covered_by_others = {*CALLED, *CALLBACKS, *BROKER}
+    covered_by_others = {*SWEPT_ELSEWHERE, *CALLBACKS, *BROKER}
     assert named | ends | covered_by_others == set(faults.POINTS)
     assert not (named | ends) & covered_by_others
 
@@ -175,12 +175,12 @@ def test_every_named_crash_point_is_swept():
 
 @dataclass
 class Sweep:
-    """Jobs come as messages, one before each death; in the end each message has become one job that has completed."""
+    """Submits a job as a message before each death. In the end each message has become one job that has completed."""
 
     running: Fleet
     workflow: str
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    has_datasets: bool = False  # each job makes one of its own
+    has_datasets: bool = False  # each job makes its own dataset
     sent: list[str] = field(default_factory=list)
 
     async def send(self) -> str:
@@ -197,13 +197,13 @@ class Sweep:
         return message_id
 
     async def interrupt(self, process: Process, points: Sequence[str]) -> set[str]:
-        """The points at which it died. Afterwards it is started again, because other tests of the sweep need it."""
+        """Start a process with each crash point, then without one. Returns the points at which it died."""
         deaths = {point for point in points if await self._dies(process, point)}
         process.start()
         return deaths
 
     async def _dies(self, process: Process, point: str) -> bool:
-        """Whether a process dies at this point of the code.
+        """Whether a process dies at this crash point.
 
         One job is sent while no process of this role runs, another while one waits for it. If both have ended and the
         process lives, jobs of this workflow do not pass this point.
@@ -224,12 +224,12 @@ class Sweep:
             if point.startswith("handler.") and await self._children_died(since):
                 return "died"
             jobs = await self.running.rows("SELECT status FROM dagapp.dag_jobs WHERE message_id = %s", message_id)
-            return "ended" if jobs and jobs[0]["status"] in ENDS else ""
+            return "ended" if jobs and jobs[0]["status"] in END_STATES else ""
 
         return await self.running.until(over, 120, f"{process.name} to die at {point}") == "died"
 
     async def _children_died(self, since: datetime) -> bool:
-        """A handler's own process dies alone; its worker would start another that dies there too."""
+        """Whether a child process died. Its worker survives, and would start another one that dies too."""
         return bool(
             await self.running.rows(
                 "SELECT 1 FROM dagapp.dag_task_results"
@@ -239,7 +239,7 @@ class Sweep:
         )
 
     async def stop(self, process: Process, points: Sequence[str]) -> None:
-        """It is asked to stop, and dies in its last steps."""
+        """Ask a process to stop, so that it dies at these points while it stops."""
         for point in points:
             process.kill()
             await self.send()
@@ -255,13 +255,13 @@ class Sweep:
             if not process.is_running:
                 process.start()
 
-        async def taken() -> list[dict[str, Any]]:
+        async def jobs_of_messages() -> list[dict[str, Any]]:
             jobs = await self.running.rows(
                 "SELECT job_id, message_id FROM dagapp.dag_jobs WHERE message_id IS NOT NULL"
             )
             return jobs if {row["message_id"] for row in jobs} >= set(self.sent) else []
 
-        rows = await self.running.until(taken, 30, "every message to become a job")
+        rows = await self.running.until(jobs_of_messages, 30, "every message to become a job")
         jobs = [row["job_id"] for row in rows if row["message_id"] in self.sent]
         assert len(jobs) == len(self.sent)
         assert await self.running.wait(jobs, seconds) == ["completed"] * len(jobs)
@@ -274,10 +274,10 @@ JOBS_POINTS = {"orchestrator": DECIDING, "worker": [*WORKING, *PAYLOADS]}
 @pytest.mark.requirement("E5", "E11")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "points", [JOBS_POINTS, pytest.param(KEEPING, marks=pytest.mark.slow)], ids=["jobs", "keeping"]
+    "points", [JOBS_POINTS, pytest.param(BACKGROUND, marks=pytest.mark.slow)], ids=["jobs", "background"]
 )
 async def test_processes_die_at_one_crash_point_after_the_other_and_others_finish_the_jobs(points, database, tmp_path):
-    """Both roles at the same time: the process that takes over dies soon as well."""
+    """Both roles at the same time: a process that takes over dies soon as well."""
     (tmp_path / "swept.yaml").write_text(textwrap.dedent(SWEPT))
     often = {"janitor_interval_sec": 0.3, "retention_days": 1, "max_losses": 50, "workflow_folders": tmp_path}
     async with fleet(database, tmp_path, **QUICK, **often) as running:
@@ -287,8 +287,8 @@ async def test_processes_die_at_one_crash_point_after_the_other_and_others_finis
         async def die(process: Process) -> None:
             wanted = points[process.role]
             assert await sweep.interrupt(process, wanted) == set(wanted)
-            if points is KEEPING:
-                await sweep.stop(process, ENDING[process.role])
+            if points is BACKGROUND:
+                await sweep.stop(process, STOPPING[process.role])
 
         await asyncio.gather(*map(die, processes))
 
@@ -302,7 +302,7 @@ async def test_processes_die_at_one_crash_point_after_the_other_and_others_finis
 async def test_a_process_dies_at_each_visit_to_a_crash_point_and_another_one_finishes_the_jobs(
     point, cluster, template_database, tmp_path
 ):
-    """At the first visit, the second, … until there are no more before the jobs have ended."""
+    """It dies at its first visit, then at its second, … until the jobs end before that visit."""
     for visit in range(1, 100):
         folder = tmp_path / str(visit)
         folder.mkdir()
@@ -314,7 +314,7 @@ async def test_a_process_dies_at_each_visit_to_a_crash_point_and_another_one_fin
 
 
 async def _sweep(database: str, folder: Path, point: str, visits: tuple[int, ...]) -> bool:
-    """Whether each process died where it should; the jobs complete in any case."""
+    """Let a process die at these visits to a crash point; the jobs complete. Whether it died at each of them."""
     role = point.partition(".")[0]
     peers = {"orchestrators": 1} if role == "worker" else {"workers": 1}
     async with fleet(database, folder, **peers, **QUICK) as running:
@@ -334,11 +334,11 @@ async def _sweep(database: str, folder: Path, point: str, visits: tuple[int, ...
 
 
 async def _has_died(running: Fleet, doomed: Process, jobs: list[UUID]) -> bool:
-    """Whether it died at its crash point before the jobs had ended."""
+    """Whether the process died at its crash point before the jobs had ended."""
 
     async def over() -> bool:
         states = await running.rows("SELECT status FROM dagapp.dag_jobs WHERE job_id = ANY (%s)", jobs)
-        return not doomed.is_running or all(row["status"] in ENDS for row in states)
+        return not doomed.is_running or all(row["status"] in END_STATES for row in states)
 
     await running.until(over, 20, f"{doomed.name} to die")
     assert doomed.exit_code in (CRASHED, None)
@@ -352,14 +352,14 @@ async def _assert_complete(running: Fleet, jobs) -> None:
         assert job["result_data"] == {"count": CHILDREN}
         assert [child["status"] for child in children] == ["completed"] * CHILDREN
         assert nodes["few"]["status"] == "skipped"
-        assert any(child["retry_count"] for child in children), "the sweep passed no retry"
+        assert any(child["retry_count"] for child in children), "no child was retried"
 
 
-# --- commands of users die, too --------------------------------------------------------------------------------------
+# --- commands of users die as well ------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("E2")
-async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all(database, tmp_path):
+async def test_when_a_submitter_dies_its_jobs_exist_completely_or_not_at_all(database, tmp_path):
     """A submitter that does not know whether its job was created submits it again with its key, and gets one job."""
     async with fleet(database, tmp_path) as running:
         file = tmp_path / "swept.yaml"
@@ -385,7 +385,7 @@ async def test_a_submitter_dies_and_its_jobs_exist_wholly_or_not_at_all(database
 
 
 @pytest.mark.requirement("E15", "E16")
-async def test_a_client_dies_during_a_cancel_or_resume_and_the_request_is_recorded_or_not(database, tmp_path):
+async def test_when_a_client_dies_its_cancel_or_resume_is_recorded_completely_or_not_at_all(database, tmp_path):
     held = """
         workflow_id: held
         version: 1
@@ -416,7 +416,7 @@ async def test_a_client_dies_during_a_cancel_or_resume_and_the_request_is_record
 
 
 async def _run(running: Fleet, point: str | None, *arguments: str) -> None:
-    """A command of a user that dies at a crash point."""
+    """Run a command of a user, which dies at the crash point if one is given."""
     person = running.process("person", "-m", "tests.engine.roles", *arguments)
     person.start(crash_point=point)
     assert await person.ended() == (CRASHED if point else 0)
@@ -426,47 +426,47 @@ async def _run(running: Fleet, point: str | None, *arguments: str) -> None:
 
 
 @dataclass(frozen=True)
-class Reference:
-    """How a workflow is swept. In addition to the common points, its jobs reach `more`, and no others."""
+class SweepPlan:
+    """How a shipped workflow is swept."""
 
     inputs: Mapping[str, Any] = field(default_factory=dict)
-    more: Sequence[str] = ()
-    same: Sequence[str] = ()  # of its result: what each job has, whichever process died; by default all of it
-    items: int = 0  # that a job describes
+    more: Sequence[str] = ()  # the crash points that its jobs reach in addition to the common ones
+    same: Sequence[str] = ()  # the fields of the result that are the same in each job; all if empty
+    items: int = 0  # the number of STAC items of each job
 
 
 SCENE = {"container_name": "bronze", "blob_name": "scene.tif"}
 TILED = {**SCENE, "tile_size": 512, "overlap": 0}
-REFERENCES = {
-    "conditional_test": Reference(),
-    "demo": Reference({"count": 12}),
-    "echo_test": Reference(),
-    "fan_out_test": Reference(),
-    "hello_world": Reference(),
-    "multi_phase_test": Reference({"phases": 2, "seconds_per_phase": 0.1}, CHECKPOINTS, ("digest",)),
-    "process_large_raster": Reference(TILED, RASTERS, ("total_tiles",), 2),
-    "raster_collection": Reference({"blob_names": ["scene.tif", "other.tif"]}, RASTERS, ("item_count",), 2),
-    "raster_ingest": Reference(SCENE, RASTERS, ("total_tiles",), 1),
-    "raster_tiled_processing": Reference({**TILED, "tile_above_mb": 0}, RASTERS, ("total_tiles",), 2),
-    "raster_validate": Reference(SCENE),
-    "retry_fan_out_test": Reference(),
-    "retry_test": Reference(),
-    "stac_register": Reference(more=_around("documents")),
+SWEEP_PLANS = {
+    "conditional_test": SweepPlan(),
+    "demo": SweepPlan({"count": 12}),
+    "echo_test": SweepPlan(),
+    "fan_out_test": SweepPlan(),
+    "hello_world": SweepPlan(),
+    "multi_phase_test": SweepPlan({"phases": 2, "seconds_per_phase": 0.1}, CHECKPOINTS, ("digest",)),
+    "process_large_raster": SweepPlan(TILED, RASTERS, ("total_tiles",), 2),
+    "raster_collection": SweepPlan({"blob_names": ["scene.tif", "other.tif"]}, RASTERS, ("item_count",), 2),
+    "raster_ingest": SweepPlan(SCENE, RASTERS, ("total_tiles",), 1),
+    "raster_tiled_processing": SweepPlan({**TILED, "tile_above_mb": 0}, RASTERS, ("total_tiles",), 2),
+    "raster_validate": SweepPlan(SCENE),
+    "retry_fan_out_test": SweepPlan(),
+    "retry_test": SweepPlan(),
+    "stac_register": SweepPlan(more=_around("documents")),
 }
 # They need a public asset: tests/external/test_crashes.py.
 WORKFLOWS_OF_EXTERNAL_COPIES = ("adf_export", "external_export", "unpublish")
-ROOMY = {"orphan_threshold_sec": 0.8, "task_lease_sec": 2.0, "lease_renew_sec": 0.4, "max_losses": 100}
+LONG_LEASES = {"orphan_threshold_sec": 0.8, "task_lease_sec": 2.0, "lease_renew_sec": 0.4, "max_losses": 100}
 
 
 def test_every_workflow_that_ships_is_swept():
     others = WORKFLOWS_OF_EXTERNAL_COPIES
-    assert list(REFERENCES) == [path.stem for path in shipped() if path.stem not in others]
+    assert list(SWEEP_PLANS) == [path.stem for path in shipped() if path.stem not in others]
 
 
 @pytest.mark.requirement("E5", "E11", "C1")
 @pytest.mark.timeout(240)
-async def test_a_raster_job_continues_wherever_its_uploads_publications_and_documents_end(catalog_database, tmp_path):
-    async with _referring(catalog_database, tmp_path, "process_large_raster") as trial:
+async def test_a_raster_job_continues_after_a_death_at_each_upload_publication_and_document(catalog_database, tmp_path):
+    async with _trial(catalog_database, tmp_path, "process_large_raster") as trial:
         trial.orchestrator.start()
         assert await trial.sweep.interrupt(trial.worker, RASTERS) == set(RASTERS)
 
@@ -474,19 +474,19 @@ async def test_a_raster_job_continues_wherever_its_uploads_publications_and_docu
 @pytest.mark.requirement("E5", "E11")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", REFERENCES)
-async def test_a_reference_workflow_ends_as_it_would_have_wherever_processes_die(name, request, tmp_path):
-    """At every point that its jobs reach, in both roles. A point that they do not reach is not a failure."""
-    reference = REFERENCES[name]
-    dsn = request.getfixturevalue("catalog_database" if _is_raster(reference) else "database")
-    async with _referring(dsn, tmp_path, name) as trial:
+@pytest.mark.parametrize("name", SWEEP_PLANS)
+async def test_jobs_of_a_shipped_workflow_have_the_same_result_wherever_processes_die(name, request, tmp_path):
+    """Processes of both roles die at every crash point that the jobs reach."""
+    plan = SWEEP_PLANS[name]
+    dsn = request.getfixturevalue("catalog_database" if _is_raster(plan) else "database")
+    async with _trial(dsn, tmp_path, name) as trial:
         deaths = await asyncio.gather(
             trial.sweep.interrupt(trial.orchestrator, DECIDING),
             trial.sweep.interrupt(trial.worker, [*WORKING, *PAYLOADS, *CHECKPOINTS, *RASTERS]),
         )
 
         assert deaths[0] == set(DECIDING)
-        assert deaths[1] == {*WORKING, *reference.more}
+        assert deaths[1] == {*WORKING, *plan.more}
         print(f"\n{name}: {sum(map(len, deaths))} points, {len(trial.sweep.sent)} jobs")
 
 
@@ -497,42 +497,43 @@ class Trial:
     worker: Process
 
 
-def _is_raster(reference: Reference) -> bool:
-    return bool({*RASTERS} & {*reference.more})
+def _is_raster(plan: SweepPlan) -> bool:
+    return bool({*RASTERS} & {*plan.more})
 
 
 @asynccontextmanager
-async def _referring(dsn: str, folder: Path, name: str) -> AsyncIterator[Trial]:
-    """Two processes to be killed; afterwards every job of the workflow has ended as the one before did."""
-    reference = REFERENCES[name]
+async def _trial(dsn: str, folder: Path, name: str) -> AsyncIterator[Trial]:
+    """Two processes to be killed; afterwards every job must have the same result as an undisturbed one before them."""
+    plan = SWEEP_PLANS[name]
     storage = folder / "storage"
-    if _is_raster(reference):
+    if _is_raster(plan):
         scene(storage / "bronze" / "bronze" / "scene.tif", 700, 300)
         scene(storage / "bronze" / "bronze" / "other.tif", 300, 200, place=Affine(10, 0, 510_000, 0, -10, 5_300_000))
-    async with fleet(dsn, folder, storage_folder=storage, **ROOMY) as running:
+    async with fleet(dsn, folder, storage_folder=storage, **LONG_LEASES) as running:
         orchestrator, worker = running.process("orchestrator"), running.process("worker")
-        inputs = reference.inputs
+        inputs = plan.inputs
         if name == "stac_register":
-            (first,) = await _undisturbed(Sweep(running, "raster_ingest", SCENE), orchestrator, worker)
+            (first,) = await _run_undisturbed(Sweep(running, "raster_ingest", SCENE), orchestrator, worker)
             inputs = {"dataset_id": f"job-{first}"}
-        sweep = Sweep(running, name, inputs, has_datasets=bool(reference.items))
-        (before,) = await _undisturbed(sweep, orchestrator, worker)
+        sweep = Sweep(running, name, inputs, has_datasets=bool(plan.items))
+        (before,) = await _run_undisturbed(sweep, orchestrator, worker)
 
         yield Trial(sweep, orchestrator, worker)
 
         jobs = await sweep.finish(orchestrator, worker, seconds=240)
-        expected = await _outcome(running, before, reference)
+        expected = await _outcome(running, before, plan)
         assert expected
         for job_id in jobs:
-            assert await _outcome(running, job_id, reference) == expected
-        if reference.items:
-            cogs = sorted((storage / "silver" / "silver").rglob("*.tif"))  # and not what is left of attempts, beside it
+            assert await _outcome(running, job_id, plan) == expected
+        if plan.items:
+            # Files that interrupted attempts have left are in other folders.
+            cogs = sorted((storage / "silver" / "silver").rglob("*.tif"))
             items = await running.rows("SELECT 1 FROM dagapp.stac_documents WHERE document_id <> ''")
-            assert len(cogs) == len(items) == reference.items * len(jobs)
+            assert len(cogs) == len(items) == plan.items * len(jobs)
             assert all(cog_validate(cog, strict=True, quiet=True)[0] for cog in cogs)
 
 
-async def _undisturbed(sweep: Sweep, *processes: Process) -> list[UUID]:
+async def _run_undisturbed(sweep: Sweep, *processes: Process) -> list[UUID]:
     await sweep.send()
     jobs = await sweep.finish(*processes)
     for process in processes:
@@ -540,6 +541,6 @@ async def _undisturbed(sweep: Sweep, *processes: Process) -> list[UUID]:
     return jobs
 
 
-async def _outcome(running: Fleet, job_id: UUID, reference: Reference) -> dict[str, Any]:
+async def _outcome(running: Fleet, job_id: UUID, plan: SweepPlan) -> dict[str, Any]:
     result = (await running.job(job_id))["result_data"]
-    return {key: result[key] for key in reference.same or result}
+    return {key: result[key] for key in plan.same or result}

@@ -31,7 +31,7 @@ NOTES = """
 async def test_a_job_completes_although_a_dask_worker_and_the_scheduler_are_killed(
     database: str, tmp_path: Path
 ) -> None:
-    """The first attempt of each child would take a minute, so it ends only because it is lost."""
+    """The first attempt of each child would take a minute, so the job can only complete if that attempt is lost."""
     cluster = DaskCluster(tmp_path)
     environment = {"PYTHONPATH": str(ROOT)}
     try:

@@ -16,7 +16,7 @@ POISON = """
 """
 
 
-async def test_a_task_that_kills_its_process_again_and_again_is_kept_among_the_dead_letters(database):
+async def test_a_task_that_kills_its_process_repeatedly_becomes_a_dead_letter(database):
     async with engine(database, max_losses=2) as running:
         job = await running.run(workflow(POISON))
         letters = await running.rows("SELECT * FROM dagapp.dag_dead_letters")
@@ -62,11 +62,11 @@ async def test_a_message_with_a_signed_url_is_refused_and_kept_without_its_signa
         running.notifier.notify(JOBS)
         query = "SELECT * FROM dagapp.dag_dead_letters ORDER BY message_id"
 
-        async def both():
+        async def both_letters():
             letters = await running.rows(query)
             return letters if len(letters) == 2 else None
 
-        letters = await until(both)
+        letters = await until(both_letters)
 
         assert [letter["reason"] for letter in letters] == ["InvalidSubmission", "WorkflowNotFound"]
         assert "signature" in letters[0]["description"]

@@ -34,23 +34,23 @@ def _statuses(nodes):
     return {name: (node["status"], node["reason"]) for name, node in nodes.items()}
 
 
-async def _is_running(running, job_id, *names):
-    async def they_run():
+async def _wait_until_running(running, job_id, *names):
+    async def all_run():
         nodes = await running.nodes(job_id)
         return all(nodes[name]["status"] == "running" for name in names)
 
-    await until(they_run)
+    await until(all_run)
 
 
 async def _claim(running, handler, lease_seconds=30.0, worker_id=None):
-    """Be a worker: take one task."""
+    """Claim one task as a worker would."""
     demand = Demand(running.settings.worker_queue, light_handlers=(handler,), light=1)
 
-    async def is_taken():
+    async def claimed_tasks():
         return (await running.ledger.exchange(worker_id, (), demand, lease_seconds=lease_seconds)).claimed
 
     worker_id = worker_id or uuid4()
-    (message,) = await until(is_taken)
+    (message,) = await until(claimed_tasks)
     return worker_id, message
 
 
@@ -73,7 +73,7 @@ FAILING = """
 """
 
 
-async def _fail(running, definition):
+async def _run_until_failure(running, definition):
     """Run a job until its critical node has failed while another one runs."""
     await running.start_worker(["dag-worker-tasks"])
     job_id = await running.submit(definition)
@@ -86,9 +86,9 @@ async def _fail(running, definition):
 
 
 @pytest.mark.requirement("E1")
-async def test_after_a_critical_failure_what_runs_is_kept_and_nothing_new_goes_out(database):
+async def test_after_a_critical_failure_running_tasks_finish_and_no_new_ones_are_dispatched(database):
     async with engine(database, workers=0) as running:
-        job_id = await _fail(running, _nodes(FAILING))
+        job_id = await _run_until_failure(running, _nodes(FAILING))
 
         async def unserved_is_withdrawn():
             return (await running.nodes(job_id))["unserved"]["status"] == "cancelled"
@@ -121,16 +121,16 @@ async def test_after_a_critical_failure_what_runs_is_kept_and_nothing_new_goes_o
 
 
 @pytest.mark.requirement("E1")
-async def test_fail_fast_cancels_what_runs(database):
+async def test_fail_fast_cancels_running_tasks(database):
     async with engine(database, workers=0) as running:
-        job_id = await _fail(running, _nodes(FAILING, options="fail_fast: true"))
+        job_id = await _run_until_failure(running, _nodes(FAILING, options="fail_fast: true"))
         job = await running.wait(job_id)
         nodes, tasks = await running.nodes(job_id), await running.tasks(job_id)
 
-        async def worker_has_stopped_it():
+        async def worker_has_no_tasks():
             return not running.workers[0].running
 
-        await until(worker_has_stopped_it)
+        await until(worker_has_no_tasks)
 
     assert job["status"] == "failed"
     assert nodes["busy"]["status"] == "cancelled"
@@ -142,7 +142,7 @@ async def test_fail_fast_cancels_what_runs(database):
 
 
 @pytest.mark.requirement("E1")
-async def test_a_waiting_retry_of_a_failing_job_is_not_tried_again(database):
+async def test_a_node_that_waits_for_its_retry_does_not_run_again_after_a_critical_failure(database):
     definition = _nodes("""
         start: {type: start, next: [bad, hopeful]}
         bad: {handler: gate, timeout_seconds: 0.3, retry: {max_attempts: 0}, next: end}
@@ -205,7 +205,7 @@ async def test_a_failed_important_node_does_not_satisfy_its_successors(database,
 
 
 @pytest.mark.requirement("E1")
-async def test_the_jobs_message_names_the_critical_failure_not_an_optional_one_before_it(database):
+async def test_the_message_of_a_failed_job_names_the_critical_failure_and_not_an_earlier_optional_one(database):
     definition = _nodes("""
         start: {type: start, next: extra}
         extra: {handler: fail, params: {message: harmless}, importance: optional, retry: {max_attempts: 0}, next: bad}
@@ -233,7 +233,7 @@ async def test_a_job_with_nothing_to_dispatch_completes_without_running(database
 
 
 @pytest.mark.requirement("E2")
-async def test_a_job_is_created_whole_pending_and_unowned(database):
+async def test_a_job_is_created_in_one_transaction_pending_and_without_an_owner(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         job_id = await running.submit("hello_world")
         job, nodes, events = await running.job(job_id), await running.nodes(job_id), await running.events(job_id)
@@ -257,7 +257,7 @@ async def test_a_job_is_created_whole_pending_and_unowned(database):
 
 
 @pytest.mark.requirement("E2")
-async def test_of_several_submissions_all_are_created_or_none(database):
+async def test_several_submissions_are_all_created_or_none(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         good, bad = (
             Submission(workflow_id="echo_test"),
@@ -295,7 +295,7 @@ MIXED = """
       end: {type: end, depends_on: {all_of: [all], any_of: [never, after]}}
     """
 
-# A dispatched or running node has its task, live or with a result that waits to be read; a live task has its node.
+# A dispatched or running node has a task that is live or has an unprocessed result; a live task has its node.
 DISPATCHED_WITHOUT_TASK = """
     SELECT n.node_id, n.status, n.attempt, t.status AS task_status
       FROM dagapp.dag_node_states n
@@ -348,7 +348,7 @@ AUDIT = """
         EXECUTE FUNCTION note_move();
     CREATE TRIGGER d AFTER INSERT ON dagapp.dag_jobs FOR EACH ROW EXECUTE FUNCTION note_move();
     """
-UNTOLD_MOVES = """
+MOVES_WITHOUT_EVENT = """
     SELECT m.*
       FROM moves m
      WHERE NOT EXISTS (SELECT 1
@@ -363,13 +363,13 @@ async def test_every_transition_writes_its_event_in_the_same_transaction(databas
     async with engine(database) as running:
         await running.rows(AUDIT)
         jobs = [await running.run(workflow(MIXED)), await running.run(_nodes(FAILING.replace("gate", "echo")))]
-        untold = await running.rows(UNTOLD_MOVES)
+        moves_without_event = await running.rows(MOVES_WITHOUT_EVENT)
         moves = await running.value("SELECT count(*) FROM moves")
         by_job = {job["job_id"]: await running.events(job["job_id"]) for job in jobs}
 
     assert [job["status"] for job in jobs] == ["completed", "failed"]
     assert moves > 100
-    assert untold == []
+    assert moves_without_event == []
     for job in jobs:
         events = by_job[job["job_id"]]
         assert [event["sequence"] for event in events] == list(range(1, len(events) + 1))
@@ -443,7 +443,7 @@ async def test_a_result_for_a_finished_job_is_recorded_and_ignored(database):
 
 
 @pytest.mark.requirement("E7")
-async def test_a_report_whose_answer_was_lost_counts_once(database):
+async def test_a_report_that_is_repeated_after_a_lost_response_counts_once(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         worker, task = await _claim(running, "echo")
@@ -461,19 +461,19 @@ async def test_a_report_whose_answer_was_lost_counts_once(database):
 # Notifications and polling
 
 
-SELDOM = {"orchestrator_poll_interval": 30.0, "worker_poll_interval": 30.0}
+RARE_POLLS = {"orchestrator_poll_interval": 30.0, "worker_poll_interval": 30.0}
 
 
 @pytest.mark.alone
 @pytest.mark.requirement("E8")
 @pytest.mark.parametrize("workflow_id", ["hello_world", "retry_test", "fan_out_test"])
-async def test_a_job_is_woken_through_every_step_without_polling(database, workflow_id):
-    async with engine(database, **SELDOM) as running:
-        await running.run("echo_test", timeout=90)  # all listeners are connected now
+async def test_notifications_alone_advance_a_job_through_every_step(database, workflow_id):
+    async with engine(database, **RARE_POLLS) as running:
+        await running.run("echo_test", timeout=90)  # after this job, all listeners are connected
         job = await running.run(workflow_id, timeout=90)
 
     assert job["status"] == "completed"
-    assert (job["completed_at"] - job["created_at"]).total_seconds() < 10  # they poll every 30 s
+    assert (job["completed_at"] - job["created_at"]).total_seconds() < 10  # polls are 30 s apart
 
 
 @pytest.mark.requirement("E8")
@@ -485,13 +485,13 @@ async def test_without_notifications_polling_completes_the_job(database):
 
 
 @pytest.mark.requirement("E8")
-async def test_a_listener_that_is_cut_reconnects_and_misses_nothing(database):
+async def test_a_listener_that_loses_its_connection_reconnects_and_misses_nothing(database):
     definition = _nodes("start: {type: start, next: wait}\nwait: {handler: gate, next: end}")
 
-    async with engine(database, **SELDOM) as running:
+    async with engine(database, **RARE_POLLS) as running:
         await running.run("echo_test", timeout=60)
         job_id = await running.submit(definition)
-        await _is_running(running, job_id, "wait")
+        await _wait_until_running(running, job_id, "wait")
         cut = await running.rows(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND application_name IN ('dagmaster-listen', 'dagmaster-notify')"
@@ -507,7 +507,7 @@ async def test_a_listener_that_is_cut_reconnects_and_misses_nothing(database):
 
 
 @pytest.mark.requirement("E10")
-async def test_a_task_past_its_time_fails_and_is_retried(database):
+async def test_a_task_that_exceeds_its_timeout_fails_and_is_retried(database):
     definition = _nodes("""
         start: {type: start, next: slow}
         slow: {handler: sleep, params: {seconds: 30}, timeout_seconds: 0.15, next: end,
@@ -526,7 +526,7 @@ async def test_a_task_past_its_time_fails_and_is_retried(database):
 
 
 @pytest.mark.requirement("E10")
-async def test_children_have_the_time_of_their_fan_outs_task(database):
+async def test_children_have_the_timeout_of_the_task_of_their_fan_out(database):
     definition = _nodes("""
         start: {type: start, next: each}
         each: {type: fan_out, source: [0, 30], next: end, task: {handler: sleep, params: {seconds: "{{ item }}"},
@@ -561,11 +561,11 @@ async def test_a_task_that_its_worker_does_not_end_is_failed_by_the_orchestrator
     assert job["status"] == "completed"
     assert [task["status"] for task in tasks] == ["failed", "succeeded"]
     (error,) = [e["event_data"]["error"] for e in events if e["event_type"] == "node_failed"]
-    assert (error["code"], error["message"]) == ("task.overran", "took longer than its timeout of 0.1 s")
+    assert (error["code"], error["message"]) == ("task.overran", "the task ran longer than its timeout of 0.1 s")
 
 
 @pytest.mark.requirement("E10")
-async def test_waiting_in_a_queue_has_a_limit_of_its_own(database):
+async def test_waiting_in_a_queue_has_its_own_timeout(database):
     definition = _nodes("""
         start: {type: start, next: waiting}
         waiting: {handler: echo, queue_timeout_seconds: 0.2, next: end,
@@ -595,7 +595,7 @@ async def test_without_a_queue_timeout_a_task_waits_for_its_worker(database):
 
 
 @pytest.mark.requirement("E11")
-async def test_a_task_whose_lease_lapses_is_tried_again_and_counted_apart(database):
+async def test_a_task_whose_lease_lapses_runs_again_and_counts_as_a_loss_not_a_retry(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         await _claim(running, "echo", lease_seconds=0.1)
@@ -619,7 +619,7 @@ def _failing(blame, retry):
 
 @pytest.mark.alone
 @pytest.mark.requirement("E12")
-async def test_a_handlers_failure_is_retried_as_often_as_the_yaml_says(database):
+async def test_a_failed_handler_is_retried_as_often_as_the_workflow_says(database):
     retry = "{max_attempts: 2, backoff: exponential, initial_delay_seconds: 0.2, max_delay_seconds: 0.3}"
 
     async with engine(database) as running:
@@ -662,7 +662,7 @@ async def test_bad_data_is_never_retried(database):
 
 
 @pytest.mark.requirement("E12")
-async def test_params_that_do_not_fit_the_handler_are_the_datas_fault(database):
+async def test_invalid_params_of_a_handler_are_blamed_on_the_data(database):
     definition = _nodes("start: {type: start, next: nap}\nnap: {handler: sleep, params: {seconds: long}, next: end}")
 
     async with engine(database) as running:
@@ -674,7 +674,7 @@ async def test_params_that_do_not_fit_the_handler_are_the_datas_fault(database):
 
 
 @pytest.mark.requirement("E12")
-async def test_the_environments_failures_are_counted_apart_and_capped(database):
+async def test_failures_of_the_environment_are_counted_separately_and_limited(database):
     async with engine(database, max_losses=2) as running:
         job = await running.run(_failing("environment", "{max_attempts: 0}"))
         nodes, tasks = await running.nodes(job["job_id"]), await running.tasks(job["job_id"])
@@ -724,7 +724,7 @@ async def test_jobs_spread_evenly_over_orchestrators(database):
 
 
 async def _add_bad_job(running):
-    """A job whose definition cannot be read any more."""
+    """Insert a job whose definition cannot be read."""
     job_id = new_job_id(1_700_000_000_000)
     await running.rows(
         "INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body)"
@@ -775,7 +775,7 @@ ONCE = """
 async def test_an_unexpected_exception_fails_the_node_or_the_job(database, monkeypatch):
     monkeypatch.setattr(owned, "ATTEMPTS", 2)
 
-    class Confused:
+    class BrokenRouter:
         queues = ()
 
         def routable_handlers(self):
@@ -787,21 +787,23 @@ async def test_an_unexpected_exception_fails_the_node_or_the_job(database, monke
     async with engine(database) as running:
         planner = running.orchestrators[0].planner
         router = planner.router
-        planner.router = Confused()
-        in_a_node = await running.run(workflow(ONCE))
-        nodes = await running.nodes(in_a_node["job_id"])
+        planner.router = BrokenRouter()
+        job_with_failed_node = await running.run(workflow(ONCE))
+        nodes = await running.nodes(job_with_failed_node["job_id"])
         planner.router = router
         monkeypatch.setattr(Draft, "settle_countdowns", lambda _: {}.popitem())
-        in_a_decision = await running.run("hello_world")
+        job_with_failed_decision = await running.run("hello_world")
         monkeypatch.undo()
         healthy = await running.run("hello_world")
 
     (error,) = [node["error"] for node in nodes.values() if node["status"] == "failed"]
     assert error["code"] == "engine.unexpected"
     assert error["message"].startswith("unexpected KeyError in test_engine.py, line ")
-    assert in_a_node["status"] == in_a_decision["status"] == "failed"
-    assert in_a_decision["error_message"].startswith("the job could not be advanced: KeyError in test_engine.py, line ")
-    assert "secret" not in str((error, in_a_node["error_message"]))
+    assert job_with_failed_node["status"] == job_with_failed_decision["status"] == "failed"
+    assert job_with_failed_decision["error_message"].startswith(
+        "the job could not be advanced: KeyError in test_engine.py, line "
+    )
+    assert "secret" not in str((error, job_with_failed_node["error_message"]))
     assert healthy["status"] == "completed"
 
 
@@ -825,24 +827,24 @@ async def test_lost_connections_do_not_stop_a_job(database):
 
 
 @pytest.mark.requirement("E27")
-async def test_a_database_call_that_fails_in_an_unforeseen_way_does_not_end_the_loop(database):
+async def test_an_unexpected_database_error_does_not_end_the_loop(database):
     async with engine(database) as running:
-        await running.rows("ALTER TABLE dagapp.dag_job_messages RENAME TO gone")
+        await running.rows("ALTER TABLE dagapp.dag_job_messages RENAME TO renamed")
         job_id = await running.submit("hello_world")
         await asyncio.sleep(1.0)
-        await running.rows("ALTER TABLE dagapp.gone RENAME TO dag_job_messages")
+        await running.rows("ALTER TABLE dagapp.renamed RENAME TO dag_job_messages")
         job = await running.wait(job_id)
 
     assert job["status"] == "completed"
 
 
 @pytest.mark.requirement("E27")
-async def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_tried_again(database):
+async def test_a_heartbeat_that_fails_with_an_unexpected_error_is_repeated(database):
     async with engine(database) as running:
         await running.run("echo_test")
-        await running.rows("ALTER TABLE dagapp.orchestrators RENAME TO gone")
+        await running.rows("ALTER TABLE dagapp.orchestrators RENAME TO renamed")
         await asyncio.sleep(0.7)
-        await running.rows("ALTER TABLE dagapp.gone RENAME TO orchestrators")
+        await running.rows("ALTER TABLE dagapp.renamed RENAME TO orchestrators")
         broken_until = await running.value("SELECT clock_timestamp()")
 
         async def beats_again():
@@ -892,21 +894,21 @@ async def test_tables_and_columns_are_named_as_specified(database):
             "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = 'dagapp'"
         )
 
-    there = {(row["table_name"], row["column_name"]) for row in rows}
-    wanted = {(table, column) for table, columns in REQUIRED_COLUMNS.items() for column in columns.split()}
-    assert wanted - there == set()
+    existing = {(row["table_name"], row["column_name"]) for row in rows}
+    required = {(table, column) for table, columns in REQUIRED_COLUMNS.items() for column in columns.split()}
+    assert required - existing == set()
 
 
 @pytest.mark.requirement("D3")
-async def test_all_times_are_with_time_zone_and_the_servers(database):
+async def test_all_times_have_a_time_zone_and_come_from_the_server(database):
     async with engine(database) as running:
         job = await running.run("echo_test")
-        others = await running.rows(
+        columns_without_time_zone = await running.rows(
             "SELECT table_name, column_name FROM information_schema.columns"
             " WHERE table_schema = 'dagapp' AND (data_type LIKE 'timestamp%%without%%' OR data_type IN ('date', 'time')"
             "    OR column_name LIKE '%%\\_at' AND data_type <> 'timestamp with time zone')"
         )
         now = await running.value("SELECT clock_timestamp()")
 
-    assert others == []
+    assert columns_without_time_zone == []
     assert job["created_at"] <= job["started_at"] <= job["completed_at"] <= now

@@ -1,4 +1,4 @@
-"""A primary that loses its power, and a standby that takes over: jobs go on, and nothing acknowledged is lost."""
+"""A primary server loses power and a standby takes over: jobs continue, and no acknowledged job is lost."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ RECOVERY_SECONDS = 10.0
 
 @contextlib.contextmanager
 def replicated() -> Iterator[tuple[TcpServer, TcpServer]]:
-    """A primary, and a standby whose copy each commit waits for."""
+    """A primary, and a synchronous standby: each commit waits until the standby has it."""
     with running("primary", TRUST, {"wal_level": "replica"}) as primary, server_folder("standby") as folder:
         deploy(primary.dsn())
         standby = TcpServer(folder)
@@ -76,11 +76,11 @@ class Submitters:
         self.is_over = False
 
     async def run(self) -> None:
-        wanted = Submission(workflow_id=WORK.workflow_id, input_params={"file": str(self._fleet.executions)})
+        submission = Submission(workflow_id=WORK.workflow_id, input_params={"file": str(self._fleet.executions)})
         ledger = PostgresLedger(self._fleet.dsn, "submitter")
         while not self.is_over:
             try:
-                self.acknowledged += await submit(ledger, self._library, [wanted])
+                self.acknowledged += await submit(ledger, self._library, [submission])
             except DagmasterError:
                 self.failures += 1
                 await asyncio.sleep(0.1)
@@ -88,7 +88,7 @@ class Submitters:
         await ledger.close()
 
     async def until(self, count: int, seconds: float) -> float:
-        """How long it took until so many were acknowledged."""
+        """Seconds until this number of jobs was acknowledged."""
         begun = time.monotonic()
         async with asyncio.timeout(seconds):
             while len(self.acknowledged) < count:
@@ -96,8 +96,8 @@ class Submitters:
         return time.monotonic() - begun
 
 
-async def answer_of(reads: ApiReads) -> None:
-    """Read as the API does, until there is an answer."""
+async def wait_for_read(reads: ApiReads) -> None:
+    """Read as the API does, until a read succeeds."""
     while True:
         with contextlib.suppress(DagmasterError, PoolTimeout):
             await reads.database_name()
@@ -105,35 +105,35 @@ async def answer_of(reads: ApiReads) -> None:
         await asyncio.sleep(0.05)
 
 
-async def test_a_standby_takes_over_and_nothing_acknowledged_is_lost(tmp_path):
+async def test_a_standby_takes_over_and_no_acknowledged_job_is_lost(tmp_path):
     with replicated() as (primary, standby):
-        both = f"postgresql://postgres@{HOST}:{primary.port},{HOST}:{standby.port}/{DATABASE}"
+        dsn_of_both = f"postgresql://postgres@{HOST}:{primary.port},{HOST}:{standby.port}/{DATABASE}"
         async with fleet(
-            f"{both}?target_session_attrs=read-write", tmp_path, orchestrators=2, workers=1, task_lease_sec=5
+            f"{dsn_of_both}?target_session_attrs=read-write", tmp_path, orchestrators=2, workers=1, task_lease_sec=5
         ) as roles:
             submitters = Submitters(roles)
             tasks = [asyncio.create_task(submitters.run()) for _ in range(3)]
             await submitters.until(20, 30)
             reads = ApiReads(roles.dsn)
             await reads.open()
-            await answer_of(reads)
+            await wait_for_read(reads)
 
             primary.kill()
-            await asyncio.sleep(0.3)  # responses that had arrived before are read
-            before = list(submitters.acknowledged)
+            await asyncio.sleep(0.3)  # responses that have already arrived are processed
+            acknowledged_before = list(submitters.acknowledged)
             await asyncio.sleep(1.5)  # no server accepts writes: submissions fail now
-            while_away = len(submitters.acknowledged) - len(before)
+            acknowledged_in_outage = len(submitters.acknowledged) - len(acknowledged_before)
             standby.promote()
-            recovery_seconds = await submitters.until(len(before) + 10, RECOVERY_SECONDS + 20)
+            recovery_seconds = await submitters.until(len(acknowledged_before) + 10, RECOVERY_SECONDS + 20)
             async with asyncio.timeout(RECOVERY_SECONDS):
-                await answer_of(reads)
+                await wait_for_read(reads)
             submitters.is_over = True
             await asyncio.gather(*tasks)
             states = await roles.wait(submitters.acknowledged, 60)
             stored = {job_id for (job_id,) in standby.execute("SELECT job_id FROM dagapp.dag_jobs")}
             await reads.close()
 
-    assert while_away == 0
+    assert acknowledged_in_outage == 0
     assert recovery_seconds < RECOVERY_SECONDS
     assert submitters.failures
     assert set(submitters.acknowledged) <= stored
@@ -145,13 +145,13 @@ async def test_a_platform_that_knows_only_standbys_waits_for_a_primary(tmp_path)
     with replicated() as (primary, standby):
         dsn = f"{standby.dsn()}?target_session_attrs=read-write".replace(HOST, "127.0.0.1")
         ledger = PostgresLedger(dsn, "test")
-        wanted = Submission(workflow_id=WORK.workflow_id, input_params={"file": "x"})
+        submission = Submission(workflow_id=WORK.workflow_id, input_params={"file": "x"})
         library = WorkflowLibrary({WORK.workflow_id: WORK})
         with pytest.raises(DagmasterError) as refused:
-            await submit(ledger, library, [wanted])
+            await submit(ledger, library, [submission])
         primary.kill()
         standby.promote()
-        (job_id,) = await submit(ledger, library, [wanted])
+        (job_id,) = await submit(ledger, library, [submission])
         await ledger.close()
 
         assert refused.value.code == "database.unavailable"

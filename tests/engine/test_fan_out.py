@@ -49,7 +49,7 @@ def _children(nodes, parent="each"):
 
 
 @pytest.mark.requirement("W7")
-async def test_each_item_has_a_child_and_the_fan_out_says_which(database):
+async def test_each_item_has_a_child_and_the_fan_out_lists_them(database):
     job, nodes, tasks = await _run(database, _fan_out(GIVE, source=ITEMS, options='label: "item {{ item }}"'))
 
     assert job["status"] == "completed"
@@ -64,7 +64,7 @@ async def test_each_item_has_a_child_and_the_fan_out_says_which(database):
 
 
 @pytest.mark.requirement("W7")
-async def test_a_fan_out_completes_when_expanded_and_what_follows_waits_for_every_child(database):
+async def test_a_fan_out_completes_when_expanded_and_its_fan_in_waits_for_every_child(database):
     definition = _fan_out("{handler: gate}", source=ITEMS)
 
     async with engine(database) as running:
@@ -104,7 +104,7 @@ async def test_with_a_batch_size_children_get_slices(database, count, sizes):
 
 @pytest.mark.requirement("W7")
 @pytest.mark.parametrize(("batching", "totals"), [("", [2 * n for n in range(7)]), ("batch_size: 3", [6, 24, 12])])
-async def test_results_of_hands_children_over_by_reference(database, batching, totals):
+async def test_results_of_passes_the_outputs_of_children_by_reference(database, batching, totals):
     definition = workflow(f"""
         workflow_id: chained
         version: 1
@@ -137,7 +137,7 @@ async def test_results_of_hands_children_over_by_reference(database, batching, t
 
 
 @pytest.mark.requirement("W7")
-async def test_results_of_may_be_read_later_than_by_the_next_node(database):
+async def test_results_of_can_name_a_fan_out_further_upstream(database):
     definition = workflow("""
         workflow_id: chained_later
         version: 1
@@ -158,7 +158,10 @@ async def test_results_of_may_be_read_later_than_by_the_next_node(database):
     job, nodes, _ = await _run(database, definition)
 
     assert job["status"] == "completed", job["error_message"]
-    assert nodes["last"]["output"] == {"total": 12 + 3, "count": 2}  # values, and the counts of each slice
+    assert nodes["last"]["output"] == {
+        "total": 12 + 3,
+        "count": 2,
+    }  # the sum of the values, and of the counts of each slice
 
 
 @pytest.mark.requirement("W7")
@@ -188,7 +191,7 @@ async def test_max_parallel_holds_at_every_moment(database):
 
 
 @pytest.mark.requirement("W7")
-async def test_a_child_that_waits_for_its_retry_keeps_its_place(database):
+async def test_a_child_that_waits_for_its_retry_counts_towards_max_parallel(database):
     task = (
         "{handler: flaky_echo, params: {failure_rate: 1, seed: 3}, "
         "retry: {max_attempts: 4, backoff: fixed, initial_delay_seconds: 0.1, jitter: false}}"
@@ -226,7 +229,7 @@ async def test_a_child_that_waits_for_its_retry_keeps_its_place(database):
         ("1.0", [0, 1, 2, 3, 4], "completed"),
     ],
 )
-async def test_tolerate_is_a_number_or_a_share_of_failed_children(database, tolerate, fails, status):
+async def test_tolerate_is_a_number_or_a_percentage_of_failed_children(database, tolerate, fails, status):
     definition = _fan_out(SOME_FAIL, source=ITEMS, options=f"tolerate: {tolerate}")
 
     job, nodes, _ = await _run(database, definition, fails=fails)
@@ -250,7 +253,7 @@ async def test_an_empty_source_completes_at_once(database):
 @pytest.mark.parametrize(
     ("source", "kind"), [("{{ nodes.items.output.count }}", "int"), ("{{ nodes.items.output }}", "")]
 )
-async def test_a_source_that_is_no_array_fails_clearly(database, source, kind):
+async def test_a_source_that_is_not_an_array_fails_the_fan_out(database, source, kind):
     job, nodes, tasks = await _run(database, _fan_out(GIVE, source=source))
 
     assert job["status"] == "failed"
@@ -261,7 +264,7 @@ async def test_a_source_that_is_no_array_fails_clearly(database, source, kind):
 
 
 @pytest.mark.requirement("W7")
-async def test_a_childs_template_that_fails_names_the_child(database):
+async def test_the_error_of_a_template_names_the_child(database):
     task = '{handler: give, params: {value: "{{ 10 / (index - 3) }}"}}'
 
     job, nodes, tasks = await _run(database, _fan_out(task, source=ITEMS))
@@ -273,8 +276,8 @@ async def test_a_childs_template_that_fails_names_the_child(database):
 
 
 @pytest.mark.requirement("W7")
-async def test_a_template_that_fails_after_some_children_went_out_keeps_its_message(database):
-    """Children that were dispatched before still end and are counted; the fan_out keeps its error."""
+async def test_a_template_that_fails_after_some_children_were_dispatched_keeps_its_error(database):
+    """Children that were dispatched before are still counted when they end; the fan_out keeps its error."""
     task = '{handler: gate, params: {value: "{{ 10 / (index - 3) }}"}}'
 
     async with engine(database) as running:
@@ -303,7 +306,7 @@ async def test_a_template_that_fails_after_some_children_went_out_keeps_its_mess
 
 
 @pytest.mark.requirement("W7")
-async def test_more_children_than_the_limit_fail_clearly(database):
+async def test_a_fan_out_with_more_children_than_the_limit_fails(database):
     job, nodes, _ = await _run(database, _fan_out(GIVE, source=ITEMS), overrides={"max_fan_out": 4})
 
     assert job["status"] == "failed"
@@ -325,7 +328,7 @@ async def test_a_batch_size_brings_a_long_source_below_the_limit(database):
 
 
 @pytest.mark.requirement("W7")
-async def test_a_fan_out_larger_than_one_transaction_is_made_in_chunks(database):
+async def test_a_large_fan_out_is_expanded_in_several_transactions(database):
     async with engine(database) as running:
         running.orchestrators[0].planner.chunk = 7
         job = await running.run(_fan_out("{handler: noop}", source=ITEMS), count=50)
@@ -337,7 +340,7 @@ async def test_a_fan_out_larger_than_one_transaction_is_made_in_chunks(database)
 
 
 @pytest.mark.requirement("W7")
-async def test_a_child_is_retried_alone(database):
+async def test_a_child_is_retried_without_its_siblings(database):
     task = (
         "{handler: flaky_echo, params: {failure_rate: 0.5, seed: 5}, "
         "retry: {max_attempts: 5, backoff: fixed, initial_delay_seconds: 0.02}}"
@@ -404,7 +407,7 @@ async def test_results_are_in_index_order_whichever_finished_first(database):
 
 
 @pytest.mark.requirement("W8")
-async def test_a_failed_child_fails_the_fan_in_and_says_how_many(database):
+async def test_a_failed_child_fails_the_fan_in_and_the_error_says_how_many_failed(database):
     job, nodes, _ = await _run(database, _fan_out(SOME_FAIL, source=ITEMS), fails=[3])
 
     assert job["status"] == "failed"
@@ -435,7 +438,7 @@ async def test_tolerated_failures_are_listed_in_the_output(database, aggregation
 
 
 @pytest.mark.requirement("W8")
-async def test_a_fan_in_may_carry_a_handler_that_streams_the_results(database):
+async def test_a_fan_in_can_have_a_handler_that_streams_the_results(database):
     task = '{handler: chunk_processor, params: {index: "{{ index }}", value: "{{ item }}"}}'
     definition = _fan_out(task, source=ITEMS, fan_in="{type: fan_in, handler: collect_results, next: end}")
 
@@ -448,7 +451,7 @@ async def test_a_fan_in_may_carry_a_handler_that_streams_the_results(database):
 
 
 @pytest.mark.requirement("W8")
-async def test_a_large_collect_is_kept_by_reference_and_read_where_a_template_asks(database):
+async def test_a_large_collected_output_is_stored_by_reference_and_read_for_templates(database):
     definition = workflow("""
         workflow_id: bulky
         version: 1
@@ -478,12 +481,12 @@ async def test_a_large_collect_is_kept_by_reference_and_read_where_a_template_as
 
 
 @pytest.mark.requirement("E9")
-async def test_ten_thousand_children_cost_a_few_statements_each_thousand(database):
+async def test_ten_thousand_children_need_few_statements(database):
     children = 10_000
 
     async with engine(database, workers=2) as running:
         if not await running.rows("SELECT 1 FROM pg_available_extensions WHERE name = 'pg_stat_statements'"):
-            pytest.skip("pg_stat_statements is not there")
+            pytest.skip("this server does not have the extension pg_stat_statements")
         await running.rows("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
         await running.rows("SELECT pg_stat_statements_reset()")
         job = await running.run(_fan_out("{handler: noop}", source=ITEMS), timeout=100, count=children)
@@ -503,7 +506,7 @@ async def test_ten_thousand_children_cost_a_few_statements_each_thousand(databas
     seconds = (job["completed_at"] - job["created_at"]).total_seconds()
     print(f"{children} children: {calls} statements, {rows} rows, {seconds:.1f} s")
     assert calls < 0.3 * children
-    assert rows < 1.5 * children  # each result once: nothing is read again with each cycle
+    assert rows < 1.5 * children  # each result is read once, not again in each cycle
 
 
 def _is_of_worker(query):

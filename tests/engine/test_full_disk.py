@@ -1,4 +1,4 @@
-"""The disk under PostgreSQL's tables is full for a while: jobs wait, processes stay, and nothing is lost."""
+"""The disk under PostgreSQL's tables is full for a while: jobs wait, processes keep running, and nothing is lost."""
 
 import asyncio
 import os
@@ -34,17 +34,17 @@ WORK = """
 
 @pytest.fixture
 def small_disk(database) -> Iterator[Path]:
-    """All tables and indexes of the database are on a small file system of their own."""
+    """A small file system that contains all tables and indexes of the database."""
     with psycopg.connect(database) as connection:
         (data,) = connection.execute("SHOW data_directory").fetchone() or ("",)
     if not shutil.which("mount") or os.geteuid() != 0 or not Path(data).exists():
-        pytest.skip("mounting a file system needs root on the server's machine")
+        pytest.skip("mounting a file system requires root on the machine of the server")
     folder = Path(tempfile.mkdtemp(prefix="small-disk-"))
     folder.chmod(0o755)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         folder.rmdir()
-        pytest.skip("this machine does not permit to mount a file system")
+        pytest.skip("file systems cannot be mounted on this machine")
     name = f"small_{os.getpid()}"
     try:
         (folder / "tables").mkdir()
@@ -67,7 +67,7 @@ def move(connection: psycopg.Connection, source: str, target: str) -> None:
 
 
 def fill(folder: Path) -> None:
-    """Use all space that is left."""
+    """Fill the file system completely."""
     with (folder / "ballast").open("wb", buffering=0) as ballast:
         try:
             while True:
@@ -81,7 +81,7 @@ def processor_seconds(process: Process) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def finished(running: Fleet) -> int:
+async def finished_tasks(running: Fleet) -> int:
     (row,) = await running.rows("SELECT count(*) AS n FROM dagapp.dag_tasks WHERE status = 'succeeded'")
     return row["n"]
 
@@ -89,25 +89,25 @@ async def finished(running: Fleet) -> int:
 async def test_jobs_continue_when_a_full_disk_has_space_again(database, small_disk, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         jobs = await running.submit(WORK, 3)
-        await running.until(lambda: finished(running), 15, "the first results")
+        await running.until(lambda: finished_tasks(running), 15, "the first results")
         fill(small_disk)
         with psycopg.connect(database) as connection, pytest.raises(psycopg.errors.DiskFull):
             connection.execute(
                 f"CREATE TABLE ballast TABLESPACE small_{os.getpid()} AS SELECT FROM generate_series(1, 99999)"
             )
-        await asyncio.sleep(FULL_SECONDS / 2)  # what fits into half-filled pages is still written
-        before, used = await finished(running), [processor_seconds(process) for process in running.processes]
+        await asyncio.sleep(FULL_SECONDS / 2)  # rows that fit into half-filled pages are still written
+        before, used = await finished_tasks(running), [processor_seconds(process) for process in running.processes]
         await asyncio.sleep(FULL_SECONDS)
         used = [processor_seconds(process) - was for process, was in zip(running.processes, used, strict=True)]
-        during, are_alive = await finished(running), [process.is_running for process in running.processes]
+        during, are_alive = await finished_tasks(running), [process.is_running for process in running.processes]
         (small_disk / "ballast").unlink()
         states = await running.wait(jobs, 60)
-        pids_alive = [process.is_running for process in running.processes]
+        are_alive_after = [process.is_running for process in running.processes]
         logs = [process.log.read_text() for process in running.processes]
 
     print(f"\nfinished {before} and {during} tasks of 1200; processor seconds in {FULL_SECONDS:g} s: {used}")
-    assert during < 1200, "the disk was not full early enough to matter"
-    assert are_alive == pids_alive == [True, True]
-    assert max(used) < 0.6 * FULL_SECONDS, "a process spins"
+    assert during < 1200, "all tasks had finished before the disk was full"
+    assert are_alive == are_alive_after == [True, True]
+    assert max(used) < 0.6 * FULL_SECONDS, "a process is in a busy loop"
     assert any("No space left" in text for text in logs)
     assert set(states) == {"completed"}

@@ -20,8 +20,8 @@ HOLD = """
 """
 
 
-def counted(monkeypatch, owner, name, *, delay_seconds=0.0):
-    """Count the calls of a method, and let each take a while."""
+def record_calls(monkeypatch, owner, name, *, delay_seconds=0.0):
+    """Record the calls of a method, and delay each of them."""
     calls, original = [], getattr(owner, name)
 
     @wraps(original)
@@ -39,7 +39,7 @@ async def test_an_orchestrator_without_jobs_seldom_counts_its_rows(database, mon
     async with engine(database, orchestrator_poll_interval=0.02) as running:
         (orchestrator,) = running.orchestrators
         await asyncio.sleep(0.2)
-        sweeps = counted(monkeypatch, orchestrator.ledger, "sweep_jobs")
+        sweeps = record_calls(monkeypatch, orchestrator.ledger, "sweep_jobs")
         cycles = orchestrator.counters.cycles
 
         await asyncio.sleep(0.5)
@@ -49,11 +49,11 @@ async def test_an_orchestrator_without_jobs_seldom_counts_its_rows(database, mon
 
 
 @pytest.mark.requirement("E5")
-async def test_a_job_whose_claim_was_never_answered_is_given_back_at_once(database, monkeypatch):
+async def test_a_job_is_released_at_once_when_the_response_to_its_claim_was_lost(database, monkeypatch):
     async with engine(database) as running:
         (orchestrator,) = running.orchestrators
         lost = []
-        while not orchestrator._next_count:  # it has counted, and would not do so again for a while
+        while not orchestrator._next_count:  # it has counted its rows, and the next count is due later
             await asyncio.sleep(0.02)
 
         def losing(claim):
@@ -61,7 +61,7 @@ async def test_a_job_whose_claim_was_never_answered_is_given_back_at_once(databa
                 claims = await claim(*values, **options)
                 if claims and not lost:
                     lost.extend(claims)
-                    raise Unavailable("the answer was lost")
+                    raise Unavailable("the response was lost")
                 return claims
 
             return call
@@ -75,13 +75,13 @@ async def test_a_job_whose_claim_was_never_answered_is_given_back_at_once(databa
 
 
 @pytest.mark.requirement("E9")
-async def test_sweeps_that_take_long_are_made_less_often(database, monkeypatch):
+async def test_slow_sweeps_are_run_less_often(database, monkeypatch):
     async with engine(database, orchestrator_poll_interval=5) as running:
         (orchestrator,) = running.orchestrators
         job_id = await running.submit(workflow(HOLD))
         while not orchestrator._owned:
             await asyncio.sleep(0.02)
-        sweeps = counted(monkeypatch, orchestrator.ledger, "sweep_jobs", delay_seconds=0.05)
+        sweeps = record_calls(monkeypatch, orchestrator.ledger, "sweep_jobs", delay_seconds=0.05)
         for _ in range(40):
             running.notifier.notify("jobs")
             await asyncio.sleep(0.05)
@@ -97,7 +97,7 @@ async def test_a_listener_without_notifications_sleeps(database, monkeypatch):
     notifier = PostgresNotifier(database, ["jobs"])
     notifier.start()
     try:
-        assert await notifier.wait(5) == {"jobs"}  # it listens
+        assert await notifier.wait(5) == {"jobs"}  # now it listens
         loop, timers = asyncio.get_running_loop(), []
         original = loop.call_at
         monkeypatch.setattr(
@@ -109,6 +109,6 @@ async def test_a_listener_without_notifications_sleeps(database, monkeypatch):
         notifier.notify("jobs")
 
         assert await notifier.wait(5) == {"jobs"}
-        assert naps <= 2, "one of them is this test's own"
+        assert naps <= 2, "one timer belongs to the sleep of this test"
     finally:
         await notifier.close()

@@ -1,4 +1,4 @@
-"""The janitor finds what no other process would, acts only on what is still so, and ignores what is only slow."""
+"""The janitor finds stuck jobs, acts only if the job has not changed since, and ignores jobs that are only slow."""
 
 import asyncio
 from typing import Any
@@ -24,7 +24,7 @@ from tests.engine.harness import Engine, engine, fast_settings, open_gate, until
 pytestmark = pytest.mark.requirement("E21")
 
 QUEUE = "dag-worker-tasks"
-PATIENCE = JanitorThresholds(orphan_after=60, neglected=300, queued=600)
+THRESHOLDS = JanitorThresholds(orphan_after=60, neglected=300, queued=600)
 ONE_TASK = workflow("""
     workflow_id: one_task
     version: 1
@@ -43,14 +43,14 @@ async def store(database: str) -> Any:
 
 
 async def sweep(store: PostgresJanitor, **more: Any) -> list[JanitorAction]:
-    return list((await store.sweep(uuid4(), PATIENCE, **more)).actions)
+    return list((await store.sweep(uuid4(), THRESHOLDS, **more)).actions)
 
 
 async def actions(running: Engine) -> list[dict[str, Any]]:
     return await running.rows("SELECT * FROM dagapp.dag_janitor_actions ORDER BY created_at")
 
 
-async def queued(running: Engine) -> UUID:
+async def queued_job(running: Engine) -> UUID:
     """A job whose task waits for a worker."""
     job_id = await running.submit(ONE_TASK)
     await until(lambda: running.tasks(job_id))
@@ -58,7 +58,7 @@ async def queued(running: Engine) -> UUID:
 
 
 async def steal(running: Engine, job_id: UUID, *, untouched: str = "1 hour") -> UUID:
-    """Give the job to an owner that is alive, and has not advanced it for long."""
+    """Give the job to an owner that is alive but has not advanced it for a long time."""
     owner = uuid4()
     await running.ledger.beat(OrchestratorInfo(owner, "host", 1, "0"))
     await running.rows(
@@ -82,8 +82,8 @@ async def take(running: Engine, worker: UUID, lease: float = 3600) -> None:
 async def report(running: Engine, worker: UUID, job_id: UUID, *, fails: bool = False) -> None:
     error = {"message": "no", "blame": "handler", "code": "handler.failed"} if fails else None
     status = TaskStatus.FAILED if fails else TaskStatus.SUCCEEDED
-    done = Report(job_id, "work", 1, status, None if fails else {"done": 1}, error)
-    assert not (await running.ledger.exchange(worker, [done], Demand(()), lease_seconds=60)).late
+    task_report = Report(job_id, "work", 1, status, None if fails else {"done": 1}, error)
+    assert not (await running.ledger.exchange(worker, [task_report], Demand(()), lease_seconds=60)).late
 
 
 async def move_back(running: Engine, table: str, column: str, job_id: UUID, by: str = "1 hour") -> None:
@@ -96,7 +96,7 @@ async def move_back(running: Engine, table: str, column: str, job_id: UUID, by: 
     )
 
 
-# --- what is neglected goes to another owner, and ends ---------------------------------------------------------------
+# --- neglected jobs go to another owner, and end ---------------------------------------------------------------------
 
 
 async def lapsed_lease(running: Engine, job_id: UUID) -> None:
@@ -126,7 +126,7 @@ async def unread_result(running: Engine, job_id: UUID) -> None:
     await move_back(running, "dag_task_results", "reported_at", job_id)
 
 
-async def wait_that_is_over(running: Engine, job_id: UUID) -> None:
+async def retry_that_is_due(running: Engine, job_id: UUID) -> None:
     await waiting_for_its_retry(running, job_id)
     await move_back(running, "dag_node_states", "not_before", job_id)
 
@@ -147,16 +147,16 @@ NEGLECTED = {
     "task_overran": overrun,
     "task_expired": expired,
     "results_unread": unread_result,
-    "wait_over": wait_that_is_over,
+    "wait_over": retry_that_is_due,
     "deadline_passed": past_its_deadline,
     "cancel_unheeded": to_be_cancelled,
 }
 
 
 @pytest.mark.parametrize("cause", NEGLECTED)
-async def test_what_a_living_owner_neglects_goes_to_another_and_is_handled(database, store, cause):
+async def test_a_job_that_its_live_owner_neglects_is_released_and_handled_by_another_owner(database, store, cause):
     async with engine(database, workers=0, verify_history=cause != "task_expired") as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         await NEGLECTED[cause](running, job_id)
         before = await running.job(job_id)
 
@@ -173,7 +173,7 @@ async def _was_handled(running: Engine, job_id: UUID, sequence: int) -> bool:
     return (await running.job(job_id))["last_sequence"] > sequence
 
 
-async def test_a_job_that_nothing_happens_to_goes_to_another_and_ends(database, store):
+async def test_a_stalled_job_is_released_and_completed_by_another_owner(database, store):
     async with engine(database, orchestrators=0) as running:
         job_id = await running.submit(ONE_TASK)
         open_gate(job_id)
@@ -188,7 +188,7 @@ async def test_a_job_that_nothing_happens_to_goes_to_another_and_ends(database, 
 
 async def test_a_job_whose_nodes_have_all_ended_is_finished_by_its_next_owner(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         await steal(running, job_id)
         await running.rows("SET session_replication_role = replica")
         await running.rows("UPDATE dagapp.dag_tasks SET status = 'succeeded'")
@@ -205,7 +205,7 @@ async def test_orchestrators_are_notified_of_jobs_that_were_released(database, s
     exchange = MemoryExchange()
     listener, notifying = exchange.notifier(JOBS), PostgresJanitor(database, notifier=exchange.notifier())
     async with engine(database, workers=0, verify_history=False) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         await lapsed_lease(running, job_id)
         await sweep(notifying, is_dry=True)
         after_dry_run = await listener.wait(0.05)
@@ -242,24 +242,23 @@ async def long_task_with_renewed_lease(running: Engine, job_id: UUID) -> None:
     await steal(running, job_id)
 
 
-async def owner_slow_for_a_turn(running: Engine, job_id: UUID) -> None:
-    """Untouched for an hour, because nothing happened; the result came a moment ago."""
+async def result_that_is_new(running: Engine, job_id: UUID) -> None:
+    """The owner has not advanced the job for an hour, because nothing happened; the result has just arrived."""
     worker = uuid4()
     await take(running, worker)
     await steal(running, job_id)
     await report(running, worker, job_id)
 
 
-async def owner_that_is_at_it(running: Engine, job_id: UUID) -> None:
+async def owner_that_advanced_recently(running: Engine, job_id: UUID) -> None:
     await lapsed_lease(running, job_id)
     await steal(running, job_id, untouched="10 seconds")
 
 
 async def owner_that_is_dead(running: Engine, job_id: UUID) -> None:
-    """The orchestrator that claims orphans takes care of it."""
-    owner = await lapsed_lease(running, job_id)
+    """Such a job is an orphan, and orchestrators claim orphans."""
+    await lapsed_lease(running, job_id)
     await running.rows("DELETE FROM dagapp.orchestrators WHERE heartbeat_at > clock_timestamp()")
-    assert owner is None
 
 
 async def paused_queue(running: Engine, job_id: UUID) -> None:
@@ -277,8 +276,8 @@ async def busy_worker(running: Engine, job_id: UUID) -> None:
 FALSE_ALARMS = (
     waiting_for_its_retry,
     long_task_with_renewed_lease,
-    owner_slow_for_a_turn,
-    owner_that_is_at_it,
+    result_that_is_new,
+    owner_that_advanced_recently,
     owner_that_is_dead,
     paused_queue,
     busy_worker,
@@ -286,9 +285,9 @@ FALSE_ALARMS = (
 
 
 @pytest.mark.parametrize("scene", FALSE_ALARMS, ids=lambda scene: scene.__name__)
-async def test_a_slow_owner_is_left_alone(database, store, scene):
+async def test_a_job_that_is_only_slow_is_not_touched(database, store, scene):
     async with engine(database, workers=0, verify_history=False) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         for orchestrator in running.orchestrators:
             if scene is not waiting_for_its_retry:
                 orchestrator.stop()
@@ -301,12 +300,12 @@ async def test_a_slow_owner_is_left_alone(database, store, scene):
             assert await running.job(job_id) == before
 
 
-# --- conditional on what was seen ------------------------------------------------------------------------------------
+# --- only if the job is unchanged ------------------------------------------------------------------------------------
 
 
-async def test_what_changed_since_it_was_seen_is_left_alone(database, store):
+async def test_a_job_that_has_changed_since_it_was_read_is_not_released(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         owner = await steal(running, job_id)
         await move_back(running, "dag_jobs", "deadline_at", job_id)
         async with store._transaction("janitor") as connection:
@@ -322,9 +321,9 @@ async def test_what_changed_since_it_was_seen_is_left_alone(database, store):
         assert len(await sweep(store)) == 1
 
 
-async def test_a_job_that_its_owner_holds_right_now_is_left_alone(database, store):
+async def test_a_job_that_its_owner_has_locked_is_not_released(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         await steal(running, job_id)
         await move_back(running, "dag_jobs", "deadline_at", job_id)
         async with await psycopg.AsyncConnection.connect(database) as holder:
@@ -333,8 +332,8 @@ async def test_a_job_that_its_owner_holds_right_now_is_left_alone(database, stor
             assert await sweep(store) == []
 
 
-async def test_many_janitors_at_once_do_a_thing_once(database):
-    many = [PostgresJanitor(database) for _ in range(6)]
+async def test_concurrent_janitors_take_each_action_once(database):
+    janitors = [PostgresJanitor(database) for _ in range(6)]
     async with engine(database, orchestrators=0, workers=0) as running:
         job_ids = [await running.submit(ONE_TASK) for _ in range(20)]
         for job_id in job_ids:
@@ -342,25 +341,25 @@ async def test_many_janitors_at_once_do_a_thing_once(database):
         await running.ledger.enqueue_message("m", "elsewhere", {})
         await running.rows("UPDATE dagapp.dag_job_messages SET enqueued_at = clock_timestamp() - interval '1 hour'")
 
-        done = await asyncio.gather(*(sweep(janitor) for janitor in many for _ in range(3)))
+        action_lists = await asyncio.gather(*(sweep(janitor) for janitor in janitors for _ in range(3)))
 
-        targets = sorted(action.target_id for part in done for action in part)
+        targets = sorted(action.target_id for part in action_lists for action in part)
         assert targets == sorted([*map(str, job_ids), "elsewhere"])
         assert len(await actions(running)) == len(targets)
-    for janitor in many:
+    for janitor in janitors:
         await janitor.close()
 
 
-async def test_what_another_janitor_is_at_is_left_to_it(database, store):
+async def test_a_check_that_another_janitor_is_running_is_skipped(database, store):
     async with await psycopg.AsyncConnection.connect(database) as other:
         await other.execute("SELECT pg_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext('unread'))")
 
-        assert (await store.sweep(uuid4(), PATIENCE)).left_to_others == ("unread",)
+        assert (await store.sweep(uuid4(), THRESHOLDS)).left_to_others == ("unread",)
 
 
-async def test_a_dry_run_reports_the_same_and_changes_nothing(database, store):
+async def test_a_dry_run_reports_the_action_and_changes_nothing(database, store):
     async with engine(database, workers=0, verify_history=False) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         await steal(running, job_id)
         await move_back(running, "dag_jobs", "deadline_at", job_id)
         before = await running.job(job_id)
@@ -372,12 +371,12 @@ async def test_a_dry_run_reports_the_same_and_changes_nothing(database, store):
         assert await actions(running) == []
 
 
-# --- what is only reported -------------------------------------------------------------------------------------------
+# --- only reported ---------------------------------------------------------------------------------------------------
 
 
 async def test_a_task_that_no_worker_can_claim_is_reported_once_an_hour(database, store):
     async with engine(database, workers=0) as running:
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         await running.ledger.beat_worker(WorkerInfo(uuid4(), "host", 1, "0", "general", (QUEUE,), ("echo",)))
         assert await sweep(store) == []
         await move_back(running, "dag_tasks", "available_at", job_id)
@@ -439,19 +438,21 @@ async def test_a_job_that_cannot_be_advanced_is_reported_once(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         orchestrator = await running.start_orchestrator()
         orchestrator.janitor = janitor
-        job_id = await queued(running)
+        job_id = await queued_job(running)
         for failed in range(STUCK_AFTER - 1):
-            await orchestrator._set_aside(job_id, _slow_statement(f"boom {failed}"))
+            await orchestrator._set_aside(job_id, _slow_statement(f"failure {failed}"))
         assert janitor._stuck == {}
 
-        await orchestrator._set_aside(job_id, _slow_statement("boom at last"))
+        await orchestrator._set_aside(job_id, _slow_statement("the last failure"))
 
         (action,) = await until(lambda: actions(running))
         assert (action["action_type"], action["target_id"]) == ("job_stuck", str(job_id))
-        assert "Unavailable: boom at last" in action["reason"]
+        assert "Unavailable: the last failure" in action["reason"]
         claim = orchestrator._owned[job_id].claim
         again = await janitor.store.note_stuck(uuid4(), orchestrator.owner_id, claim, "again")
-        late = await janitor.store.note_stuck(uuid4(), orchestrator.owner_id, Claim(job_id, uuid4(), 0), "of another")
+        late = await janitor.store.note_stuck(
+            uuid4(), orchestrator.owner_id, Claim(job_id, uuid4(), 0), "by another owner"
+        )
         assert (again, late) == ([], [])
         stats = await until(lambda: _janitor_stats(running))
         assert stats["silent_seconds"] < 10
@@ -468,7 +469,7 @@ async def _janitor_stats(running: Engine) -> Any:
     return stats if stats and stats["actions"] else None
 
 
-async def test_a_janitor_without_its_database_keeps_running_and_shows_it(database):
+async def test_a_janitor_without_a_database_keeps_running_and_counts_errors(database):
     janitor = janitor_of("postgresql://localhost:1/nothing", janitor_interval_sec=0.01)
     task = asyncio.create_task(janitor.run())
 
@@ -483,7 +484,7 @@ async def test_a_janitor_without_its_database_keeps_running_and_shows_it(databas
 # --- the webhook -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_webhook_receives_actions_and_its_failure_does_no_harm(database):
+async def test_the_webhook_receives_actions_and_a_failing_webhook_does_not_stop_the_janitor(database):
     log.configure("error")
     requests: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Limits over all workers: of a queue, and of a fan_out."""
+"""Limits of a queue apply to all workers together; priorities decide which task is claimed first."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ SLEEPERS = """
 
 
 async def most_at_once(running, job_id) -> int:
-    """The largest number of these tasks that ran at the same moment."""
+    """The largest number of tasks of the queue that ran at the same time."""
     rows = await running.rows(
         "SELECT started_at, finished_at FROM dagapp.dag_tasks WHERE job_id = %s AND queue = 'container-tasks'", job_id
     )
@@ -39,7 +39,7 @@ async def most_at_once(running, job_id) -> int:
     return most
 
 
-async def test_a_limited_queue_never_runs_more_over_all_workers(database):
+async def test_all_workers_together_run_no_more_tasks_than_the_limit_of_a_queue(database):
     async with engine(database, workers=3) as running:
         await running.ledger.set_queue("container-tasks", max_running=4, is_paused=False)
 

@@ -1,4 +1,4 @@
-"""Processes on a database whose schema is of another version say so."""
+"""A process logs that the schema of its database belongs to another version."""
 
 import asyncio
 
@@ -11,9 +11,7 @@ pytestmark = pytest.mark.requirement("D4")
 
 
 @pytest.mark.parametrize("role", ["orchestrator", "worker"])
-async def test_a_process_on_the_schema_of_another_version_logs_what_it_found_and_what_it_needs(
-    database, tmp_path, role
-):
+async def test_a_process_logs_the_version_of_a_schema_that_is_not_its_own(database, tmp_path, role):
     with psycopg.connect(database) as connection:
         connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'from-the-future', software_version = '99.1.0'")
     counts = {"orchestrators": int(role == "orchestrator"), "workers": int(role == "worker")}
@@ -30,7 +28,7 @@ async def test_a_process_on_the_schema_of_another_version_logs_what_it_found_and
     assert is_alive
 
 
-async def test_a_process_on_its_own_schema_logs_nothing_about_it(database, tmp_path):
+async def test_a_process_logs_nothing_about_a_schema_of_its_own_version(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=0) as running:
         (process,) = running.processes
         await asyncio.sleep(2)

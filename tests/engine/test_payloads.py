@@ -30,14 +30,14 @@ from tests.engine.test_retention import in_days
 
 KB, MB = 1024, 1024 * 1024
 DAY = 86_400.0
-PATIENCE = JanitorThresholds(orphan_after=60, neglected=1e9, queued=1e9, unused=DAY)
+THRESHOLDS = JanitorThresholds(orphan_after=60, neglected=1e9, queued=1e9, unused=DAY)
 
 
 # Handlers
 
 
 def value_of(size_bytes: int, seed: int = 0) -> Any:
-    """A value whose JSON has so many bytes."""
+    """A value whose JSON has this number of bytes."""
     if size_bytes == 1:
         return 7
     line = hashlib.sha256(str(seed).encode()).hexdigest()
@@ -52,19 +52,19 @@ def produce_plain(ctx: Any) -> Any:
     return value_of(ctx.params["bytes"], ctx.params.get("seed", 0))
 
 
-async def weigh(ctx: Any) -> dict[str, Any]:
+async def digest(ctx: Any) -> dict[str, Any]:
     return digest_of(ctx.params["value"])
 
 
-def weigh_plain(ctx: Any) -> dict[str, Any]:
+def digest_plain(ctx: Any) -> dict[str, Any]:
     return digest_of(ctx.params["value"])
 
 
-async def weigh_results(ctx: Any) -> list[dict[str, Any]]:
+async def digest_results(ctx: Any) -> list[dict[str, Any]]:
     return [digest_of(result.output) async for result in ctx.results()]
 
 
-def weigh_results_plain(ctx: Any) -> list[dict[str, Any]]:
+def digest_results_plain(ctx: Any) -> list[dict[str, Any]]:
     return [digest_of(result.output) for result in ctx.results()]
 
 
@@ -72,20 +72,20 @@ _failed_once: set[UUID] = set()
 
 
 async def register(ctx: Any) -> dict[str, Any]:
-    """One batch of results; the one of index 7 fails the first time."""
+    """Register one batch of results; batch 7 fails the first time."""
     indexes = [result.index async for result in ctx.results() if result.status == "completed"]
     if ctx.node_id.endswith("__7") and ctx.job_id not in _failed_once:
         _failed_once.add(ctx.job_id)
-        raise HandlerFailed("as asked")
+        raise HandlerFailed("fails once, as the test requires")
     return {"first": indexes[0], "count": len(indexes), "sum": sum(indexes)}
 
 
 async def finalize(ctx: Any) -> dict[str, Any]:
-    """Verifies that all are there."""
+    """Verify that all results were registered."""
     batches = [result.output async for result in ctx.results()]
     total = sum(batch["count"] for batch in batches)
     if (total, sum(batch["sum"] for batch in batches)) != (ctx.params["expected"], sum(range(ctx.params["expected"]))):
-        raise HandlerFailed("not all are there")
+        raise HandlerFailed("not all results were registered")
     return {"batches": len(batches), "registered": total}
 
 
@@ -96,7 +96,7 @@ def digest_of(value: Any) -> dict[str, Any]:
 
 HANDLERS = tuple(
     Registration(f.__name__, f"tests.engine.test_payloads:{f.__name__}", is_async=asyncio.iscoroutinefunction(f))
-    for f in (produce, produce_plain, weigh, weigh_plain, weigh_results, weigh_results_plain, register, finalize)
+    for f in (produce, produce_plain, digest, digest_plain, digest_results, digest_results_plain, register, finalize)
 )
 CHAIN = """
     workflow_id: sized
@@ -110,7 +110,7 @@ CHAIN = """
         retry: {{max_attempts: 0}}
         next: look
       look:
-        handler: weigh{plain}
+        handler: digest{plain}
         params: {{value: "{{{{ nodes.big.output }}}}"}}
         retry: {{max_attempts: 0}}
         next: end
@@ -136,7 +136,7 @@ SPREAD = """
 """
 
 
-async def no_message_is_too_large(running: Engine, job_id: UUID) -> None:
+async def assert_small_messages(running: Engine, job_id: UUID) -> None:
     for task in await running.tasks(job_id):
         assert len(orjson.dumps(task["params"])) <= INLINE_BYTES
     for table in ("dag_node_states", "dag_task_results"):
@@ -151,7 +151,7 @@ async def no_message_is_too_large(running: Engine, job_id: UUID) -> None:
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("plain", ["", "_plain"])
-async def test_an_output_of_any_size_is_what_the_next_handler_and_the_api_get(database, plain):
+async def test_the_next_handler_and_the_api_get_an_output_of_any_size_unchanged(database, plain):
     sizes = (1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, MB)
 
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
@@ -166,17 +166,17 @@ async def test_an_output_of_any_size_is_what_the_next_handler_and_the_api_get(da
             assert (nodes["big"]["output_ref"] is not None) == (size > INLINE_BYTES)
             assert orjson.loads(answer.content) == value_of(size)
             assert answer.headers["etag"] == f'"{expected["sha256"]}"'
-            await no_message_is_too_large(running, job["job_id"])
+            await assert_small_messages(running, job["job_id"])
 
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("plain", ["", "_plain"])
-async def test_twenty_megabytes_are_read_with_results_of_and_not_by_a_template(database, plain):
+async def test_twenty_megabytes_can_be_read_with_results_of_but_not_by_a_template(database, plain):
     size = 20 * MB
 
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         spread = await running.run(
-            workflow(SPREAD.format(plain=plain, how=f", handler: weigh_results{plain}")), bytes=size, count=2
+            workflow(SPREAD.format(plain=plain, how=f", handler: digest_results{plain}")), bytes=size, count=2
         )
         chain = await running.run(workflow(CHAIN.format(plain=plain)), bytes=size)
         answer = await client.get(f"{V1}/jobs/{chain['job_id']}/nodes/big/output")
@@ -184,13 +184,16 @@ async def test_twenty_megabytes_are_read_with_results_of_and_not_by_a_template(d
         assert spread["result_data"]["all"] == [digest_of(value_of(size, seed)) for seed in (0, 1)]
         assert hashlib.sha256(answer.content).hexdigest() == digest_of(value_of(size))["sha256"]
         assert chain["status"] == "failed"
-        assert f"the output of 'big' has {size} bytes; a template can load {LOADABLE_BYTES}" in chain["error_message"]
+        assert (
+            f"the output of 'big' has {size} bytes; a template can load at most {LOADABLE_BYTES}"
+            in chain["error_message"]
+        )
         assert "results_of" in chain["error_message"]
 
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("plain", ["", "_plain"])
-async def test_an_output_beyond_the_hard_limit_fails_with_its_size_and_the_limit(database, plain):
+async def test_an_output_above_the_hard_limit_fails_and_the_error_has_its_size_and_the_limit(database, plain):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(CHAIN.format(plain=plain)), bytes=101 * MB)
 
@@ -222,20 +225,20 @@ async def test_a_named_output_above_256_kb_is_a_reference_in_the_result(database
 
 
 @pytest.mark.requirement("E18")
-async def test_no_message_exceeds_256_kb_and_larger_params_are_the_same_to_the_handler(database):
-    """The message with all that is around the params counts."""
+async def test_no_message_exceeds_256_kb_and_handlers_get_larger_params_unchanged(database):
+    """The limit applies to the whole message, not only to the params."""
     definition = workflow("""
         workflow_id: given
         version: 1
         inputs: {text: {type: string}}
         nodes:
           start: {type: start, next: look}
-          look: {handler: weigh, params: {value: "{{ inputs.text }}"}, next: end}
+          look: {handler: digest, params: {value: "{{ inputs.text }}"}, next: end}
           end: {type: end}
         """)
     around = len(b'{"value":""}')
     sizes = [INLINE_BYTES - around - before for before in (3000, 600, 500, 400, 300, 200, 100, 12)]
-    demand = Demand(("dag-worker-tasks",), ("weigh",), 1)
+    demand = Demand(("dag-worker-tasks",), ("digest",), 1)
     by_reference = []
 
     async with engine(database, workers=0, handlers=HANDLERS) as running:
@@ -254,7 +257,7 @@ async def test_no_message_exceeds_256_kb_and_larger_params_are_the_same_to_the_h
 
 
 @pytest.mark.requirement("E18")
-async def test_params_beyond_what_may_be_loaded_fail_the_node_with_size_and_limit(database):
+async def test_params_that_are_too_large_to_load_fail_the_node_with_size_and_limit(database):
     definition = workflow("""
         workflow_id: doubled
         version: 1
@@ -262,7 +265,7 @@ async def test_params_beyond_what_may_be_loaded_fail_the_node_with_size_and_limi
           start: {type: start, next: big}
           big: {handler: produce, params: {bytes: 10000000}, next: look}
           look:
-            handler: weigh
+            handler: digest
             params: {a: "{{ nodes.big.output }}", value: "{{ nodes.big.output }}"}
             retry: {max_attempts: 0}
             next: end
@@ -285,12 +288,12 @@ async def test_inputs_near_the_limit_become_params_and_larger_ones_are_refused(d
             await running.submit("echo_test", message="x" * INLINE_BYTES)
 
         assert job["status"] == "completed", job["error_message"]
-        await no_message_is_too_large(running, job["job_id"])
+        await assert_small_messages(running, job["job_id"])
     assert str(INLINE_BYTES) in str(refusal.value)
 
 
 @pytest.mark.requirement("E18")
-async def test_a_retry_has_the_params_of_the_attempt_before_by_the_same_reference(database):
+async def test_a_retry_has_the_same_reference_to_its_params_as_the_attempt_before(database):
     definition = workflow("""
         workflow_id: again
         version: 1
@@ -327,23 +330,23 @@ async def test_ten_thousand_results_of_two_kilobytes_are_collected_by_reference(
         job = await running.run(workflow(SPREAD.format(plain="", how="")), timeout=100, bytes=2 * KB, count=children)
         node = (await running.nodes(job["job_id"]))["all"]
         answer = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/all/output")
-        collected = answer.json()
+        collect_payloads = answer.json()
 
         assert job["result_data"] == {"all": {"output_ref": node["output_ref"]}}
         assert 2 * KB * children < node["output_ref"]["bytes"] < 2 * KB * children + 10 * children
-        assert collected["count"] == children
-        assert collected["results"] == [value_of(2 * KB, seed) for seed in range(children)]
+        assert collect_payloads["count"] == children
+        assert collect_payloads["results"] == [value_of(2 * KB, seed) for seed in range(children)]
         assert answer.headers["etag"].startswith('W/"')
 
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("how", ["collect", "concat", "first", "last"])
-async def test_a_fan_in_over_large_outputs_is_a_reference_that_templates_resolve(database, how):
+async def test_the_output_of_a_fan_in_over_large_outputs_is_a_reference_that_templates_resolve(database, how):
     size, children = 400_000, 3
     definition = SPREAD.format(plain="", how=f", aggregation: {how}")
     definition = definition.replace(
         "next: end}\n      end:",
-        'next: look}\n      look: {handler: weigh, params: {value: "{{ nodes.all.output }}"}, next: end}\n      end:',
+        'next: look}\n      look: {handler: digest, params: {value: "{{ nodes.all.output }}"}, next: end}\n      end:',
     )
     values = [value_of(size, seed) for seed in range(children)]
     expected: dict[str, Any] = {
@@ -392,14 +395,14 @@ async def fan_out_over(database: str, items: int, timeout: float) -> None:
 
 
 @pytest.mark.requirement("E18")
-async def test_a_fan_out_over_twenty_thousand_items(database):
+async def test_a_fan_out_over_twenty_thousand_items_completes(database):
     await fan_out_over(database, 20_000, 100)
 
 
 @pytest.mark.requirement("E18")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_a_fan_out_over_a_hundred_thousand_items(database):
+async def test_a_fan_out_over_a_hundred_thousand_items_completes(database):
     await fan_out_over(database, 100_000, 350)
 
 
@@ -427,7 +430,7 @@ BATCHED = """
 
 
 @pytest.mark.requirement("E20")
-async def test_two_thousand_results_are_registered_in_batches_and_a_failed_batch_is_retried_alone(database):
+async def test_results_are_registered_in_batches_and_only_the_failed_batch_is_retried(database):
     async with engine(database, workers=2, handlers=HANDLERS) as running:
         job = await running.run(workflow(BATCHED), timeout=60, count=2000)
         tasks = await running.tasks(job["job_id"])
@@ -444,7 +447,7 @@ async def test_two_thousand_results_are_registered_in_batches_and_a_failed_batch
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_the_orchestrators_memory_does_not_grow_with_the_results(database, tmp_path):
-    """200 and 2,000 children with 300 KB each; the orchestrator in a process of its own."""
+    """200 and 2,000 children with 300 KB each; the orchestrator is a separate process."""
     peaks = []
     async with fleet(database, tmp_path, orchestrators=1) as alone:
         orchestrator = next(process for process in alone.processes if "orchestrator" in process.name)
@@ -456,7 +459,7 @@ async def test_the_orchestrators_memory_does_not_grow_with_the_results(database,
                 peaks.append(peak_mb(orchestrator.pid))
 
     print(f"peaks: {peaks} MB")
-    assert peaks[1] < peaks[0] + 30  # the outputs have 600 MB
+    assert peaks[1] < peaks[0] + 30  # all outputs together have 600 MB
 
 
 def peak_mb(pid: int) -> float:
@@ -477,16 +480,16 @@ BULK = """
 """
 
 
-async def collected(dsn: str, *, days: float) -> list[Any]:
+async def collect_payloads(dsn: str, *, days: float) -> list[Any]:
     janitor = PostgresJanitor(in_days(dsn, days))
     try:
-        return [a for a in (await janitor.sweep(uuid4(), PATIENCE)).actions if a.action_type == "payloads_unused"]
+        return [a for a in (await janitor.sweep(uuid4(), THRESHOLDS)).actions if a.action_type == "payloads_unused"]
     finally:
         await janitor.close()
 
 
 @pytest.mark.requirement("E18")
-async def test_what_a_worker_stored_and_did_not_live_to_report_is_collected_after_the_grace(database, tmp_path):
+async def test_a_payload_whose_worker_died_before_its_report_is_deleted_after_the_grace_period(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, task_lease_sec=1.0, lease_renew_sec=0.3) as running:
         (job_id,) = await running.submit(BULK, 1)
         worker = running.process("worker")
@@ -497,20 +500,20 @@ async def test_what_a_worker_stored_and_did_not_live_to_report_is_collected_afte
         await ledger.close()
         assert await running.wait([job_id]) == ["cancelled"]
 
-        async def left() -> int:
+        async def stored_parts() -> int:
             return (await running.rows("SELECT count(*) AS n FROM dagapp.dag_payload_parts"))[0]["n"]
 
-        assert await left() == 1
-        assert await collected(database, days=0.9) == []
-        assert await left() == 1
-        (action,) = await collected(database, days=1.1)
+        assert await stored_parts() == 1
+        assert await collect_payloads(database, days=0.9) == []
+        assert await stored_parts() == 1
+        (action,) = await collect_payloads(database, days=1.1)
         assert "1 payloads of 1 jobs" in action.reason
-        assert await left() == 0
-        assert await collected(database, days=1.1) == []
+        assert await stored_parts() == 0
+        assert await collect_payloads(database, days=1.1) == []
 
 
 @pytest.mark.requirement("E18")
-async def test_what_is_in_use_or_was_stored_again_is_not_collected(database):
+async def test_payloads_that_are_in_use_or_were_stored_again_are_not_deleted(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=300_000)
         used = await running.rows("SELECT sha256 FROM dagapp.dag_payloads")
@@ -521,7 +524,7 @@ async def test_what_is_in_use_or_was_stored_again_is_not_collected(database):
         await later.store_payload(job["job_id"], again)
         await later.close()
 
-        (action,) = await collected(database, days=2)
+        (action,) = await collect_payloads(database, days=2)
 
         kept = await running.rows("SELECT sha256 FROM dagapp.dag_payloads")
         assert action.detail["payloads"] == 1
@@ -534,7 +537,7 @@ async def test_what_is_in_use_or_was_stored_again_is_not_collected(database):
 
 
 @pytest.mark.requirement("D5")
-async def test_retention_takes_payloads_along(database):
+async def test_retention_deletes_payloads_with_their_job(database):
     async with engine(database, handlers=HANDLERS) as running:
         await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         assert await running.value("SELECT count(*) FROM dagapp.dag_payload_parts") > 3
@@ -559,7 +562,7 @@ async def test_retention_takes_payloads_along(database):
         ("DELETE FROM dagapp.dag_payload_parts", "payload.missing", 404),
     ],
 )
-async def test_a_payload_that_is_not_what_was_stored_is_an_error_and_never_a_value(database, damage, code, status):
+async def test_a_damaged_payload_is_an_error_and_never_a_value(database, damage, code, status):
     async with (
         engine(database, workers=1, handlers=HANDLERS, verify_history=False) as running,
         api(database, running) as client,
@@ -602,7 +605,7 @@ async def test_a_retry_replaces_damaged_payloads(database):
 
 
 @pytest.mark.requirement("E18")
-async def test_damage_on_the_way_breaks_a_long_answer_off(database):
+async def test_a_download_is_aborted_at_a_damaged_part(database):
     async with engine(database, handlers=HANDLERS, verify_history=False) as running:
         job = await running.run(workflow(CHAIN.format(plain="")), bytes=3 * MB)
         await running.rows("UPDATE dagapp.dag_payload_parts SET data = set_byte(data, 5, 65) WHERE part = 2")

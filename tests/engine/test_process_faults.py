@@ -1,6 +1,6 @@
-"""Real faults on real processes: kill -9, SIGSTOP and SIGCONT, clean stops, a database that dies, tasks that kill.
+"""Faults of real processes: kill -9, SIGSTOP and SIGCONT, clean stops, a killed database, tasks that kill processes.
 
-Times are sub-second here (see `processes.FAST`): orphans after 1.2 s, leases of 1.5 s.
+Intervals are short here (see `processes.FAST`): orphans after 1.2 s, leases of 1.5 s.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice(database
         stream.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await stream
-        # Asked of the database: a submission that was cancelled may have been committed.
+        # The database knows all jobs: a submission that was cancelled may have been committed.
         jobs = [row["job_id"] for row in await running.rows("SELECT job_id FROM dagapp.dag_jobs")]
         killed_for = time.monotonic() - began
         states = Counter(await running.wait(jobs, 40))
@@ -156,7 +156,7 @@ async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice(database
 
 
 async def _children_of_running_workers(running: Fleet) -> set[int]:
-    """Dead workers' children need a moment to follow."""
+    """The child processes of live workers, after those of dead workers had time to end."""
     await asyncio.sleep(0.3)
     workers = {process.pid for process in running.processes if process.is_running}
     children = set()
@@ -177,18 +177,18 @@ def _parent_of(pid: int) -> int:
 
 
 def _print_duplicates(running: Fleet, tasks: int, kills: int) -> None:
-    """Tasks may run more than once; none may not run at all."""
+    """Tasks may run more than once, but every task must have run."""
     executed = running.executed()
     again = len(executed) - tasks
     assert len({(job, node) for job, node, _ in executed}) == tasks
-    print(f"{tasks} tasks, {len(executed)} executions, {again} of them again ({again / kills:.1f} per kill)")
+    print(f"{tasks} tasks, {len(executed)} executions, {again} of them repeated ({again / kills:.1f} per kill)")
 
 
 # Orchestrators
 
 
 async def _watch_claims(running: Fleet) -> None:
-    """Write down every claim, and which process wrote each event: rows only keep the last owner, events none at all."""
+    """Record every claim, and which process wrote each event: a row has only its last owner, and an event has none."""
     await running.rows("""
         CREATE TABLE public.claims (job_id uuid, epoch bigint, owner_id uuid, claim_token uuid,
                                     at timestamptz DEFAULT clock_timestamp(),
@@ -229,7 +229,7 @@ async def _assert_one_owner_at_a_time(running: Fleet, jobs: list[UUID]) -> int:
         claims = await running.rows("SELECT * FROM public.claims WHERE job_id = %s ORDER BY at", job_id)
         owned = [claim for claim in claims if claim["owner_id"]]
         epochs = [claim["epoch"] for claim in owned]
-        assert epochs == list(range(1, len(owned) + 1)), "each claim is an epoch of its own"
+        assert epochs == list(range(1, len(owned) + 1)), "each claim must have its own epoch"
         passed_on += len({claim["owner_id"] for claim in owned}) > 1
         since = {claim["epoch"]: claim["at"] for claim in owned}
         # What an orchestrator writes carries the database's time; a worker's times may lie before.
@@ -237,14 +237,16 @@ async def _assert_one_owner_at_a_time(running: Fleet, jobs: list[UUID]) -> int:
         assert all(one["epoch"] <= next_one["epoch"] for one, next_one in pairwise(events))
         for event in await running.events(job_id, "node_ready", "node_dispatched", "job_started", "job_completed"):
             if event["epoch"]:
-                assert since[event["epoch"]] <= event["created_at"], "an event from before its epoch"
+                assert since[event["epoch"]] <= event["created_at"], "an event is older than its epoch"
                 until = since.get(event["epoch"] + 1)
-                assert until is None or event["created_at"] <= until, "an event of an owner that had been replaced"
+                assert until is None or event["created_at"] <= until, (
+                    "an event was written by an owner that had been replaced"
+                )
     return passed_on
 
 
 @pytest.mark.requirement("P3", "E5", "E6")
-async def test_three_orchestrators_share_the_jobs_and_never_two_act_on_one(database, tmp_path):
+async def test_three_orchestrators_share_the_jobs_and_each_job_has_one_owner_at_a_time(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=3, workers=1, worker_slots=100) as running:
         await _watch_claims(running)
         one, two, _ = running.processes[:3]
@@ -258,7 +260,7 @@ async def test_three_orchestrators_share_the_jobs_and_never_two_act_on_one(datab
         one.start()
         states = await running.wait(jobs, 40)
 
-        assert sorted(shares.values()) == [20, 20, 20], "jobs don't spread evenly"
+        assert sorted(shares.values()) == [20, 20, 20], "the jobs are not spread evenly"
         assert one_code == 0
         assert set(states) == {"completed"}
         assert await _assert_one_owner_at_a_time(running, jobs) >= 30
@@ -273,8 +275,8 @@ async def _shares(running: Fleet, count: int) -> Counter[UUID]:
 
 
 @pytest.mark.requirement("E5", "E6")
-async def test_an_orchestrator_that_wakes_up_among_running_jobs_writes_to_none_that_it_lost(database, tmp_path):
-    """It is frozen repeatedly, at random moments: whatever it read or decided before must not be written."""
+async def test_an_orchestrator_that_wakes_up_does_not_write_to_jobs_that_it_has_lost(database, tmp_path):
+    """It is frozen repeatedly at random moments. Decisions that it made before must not be written."""
     dice = random.Random(6)
     async with fleet(database, tmp_path, orchestrators=2, workers=1, worker_slots=100) as running:
         await _watch_claims(running)
@@ -288,7 +290,7 @@ async def test_an_orchestrator_that_wakes_up_among_running_jobs_writes_to_none_t
         for _ in range(2):
             await asyncio.sleep(dice.uniform(0.3, 0.6))
             zombie.freeze()
-            await running.until(has_lost_all, 15, "the peer to take over")
+            await running.until(has_lost_all, 15, "the other orchestrator to take over")
             await asyncio.sleep(0.2)
             zombie.thaw()
             await asyncio.sleep(0.4)
@@ -318,20 +320,20 @@ async def test_a_frozen_orchestrator_is_replaced_and_changes_nothing_when_it_wak
         zombie = await _frozen_owner(running, job_id)
 
         (state,) = await running.wait(job_id, 20)
-        before = await _everything(running, job_id)
+        before = await _rows_of(running, job_id)
         zombie.thaw()
-        stats = await running.until(lambda: _with(running, zombie, "fenced"), 10, "the zombie to be fenced")
+        stats = await running.until(lambda: _stats_with_any(running, zombie, "fenced"), 10, "the zombie to be fenced")
 
         assert state == "completed"
         assert stats["fenced"] > 0
-        assert stats["jobs"] == 0, "it still believes that it owns the job"
-        assert await _everything(running, job_id) == before
+        assert stats["jobs"] == 0, "the zombie still believes that it owns the job"
+        assert await _rows_of(running, job_id) == before
         assert await _assert_one_owner_at_a_time(running, [job_id]) == 1
         assert await running.wait(await running.submit_one(chain(1, 0, running.executions))) == ["completed"]
 
 
 async def _frozen_owner(running: Fleet, job_id: UUID) -> Process:
-    """Freeze the job's owner between two transactions: one that holds the job's row would block its successor."""
+    """Freeze the owner between two transactions: if it had the row of the job locked, it would block its successor."""
     while True:
         owner = await running.owner_of(job_id)
         assert owner is not None
@@ -343,13 +345,13 @@ async def _frozen_owner(running: Fleet, job_id: UUID) -> Process:
 
 
 async def _is_locked(running: Fleet, job_id: UUID) -> bool:
-    await asyncio.sleep(0.05)  # what a frozen process has sent already is still carried out
+    await asyncio.sleep(0.05)  # the server still executes what the process sent before it was frozen
     return not await running.rows(
         "SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE SKIP LOCKED", job_id
     )
 
 
-async def _everything(running: Fleet, job_id: UUID) -> list[object]:
+async def _rows_of(running: Fleet, job_id: UUID) -> list[object]:
     return [
         await running.job(job_id),
         await running.nodes(job_id),
@@ -358,27 +360,29 @@ async def _everything(running: Fleet, job_id: UUID) -> list[object]:
     ]
 
 
-async def _with(running: Fleet, process: Process, *counters: str) -> dict[str, int]:
-    """The process's stats, once one of these counters has moved."""
+async def _stats_with_any(running: Fleet, process: Process, *counters: str) -> dict[str, int]:
+    """The stats of a process if one of these counters is not zero, otherwise nothing."""
     stats = await running.stats(process)
     return stats if any(stats.get(name) for name in counters) else {}
 
 
 @pytest.mark.requirement("E5", "E6")
-async def test_an_orchestrator_frozen_inside_a_transaction_does_not_keep_its_jobs_from_others(database, tmp_path):
+async def test_the_jobs_of_an_orchestrator_frozen_inside_a_transaction_are_taken_over(database, tmp_path):
     """It keeps the job's row locked; the orchestrator that takes over ends its session, and with it the lock."""
     async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
         job_id = await running.submit_one(chain(50, 0.01, running.executions))
-        zombie = await _frozen_inside(running, job_id)
+        zombie = await _owner_frozen_inside_transaction(running, job_id)
 
         states = await running.wait(job_id, 12)
         zombie.thaw()
-        await running.until(lambda: _with(running, zombie, "fenced", "errors"), 10, "the zombie to notice")
+        await running.until(
+            lambda: _stats_with_any(running, zombie, "fenced", "errors"), 10, "the zombie to notice that it was fenced"
+        )
 
         assert states == ["completed"]
 
 
-async def _frozen_inside(running: Fleet, job_id: UUID) -> Process:
+async def _owner_frozen_inside_transaction(running: Fleet, job_id: UUID) -> Process:
     owner = await running.until(lambda: running.owner_of(job_id), 10, "an owner")
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -387,12 +391,12 @@ async def _frozen_inside(running: Fleet, job_id: UUID) -> Process:
             return owner
         owner.thaw()
         await asyncio.sleep(random.uniform(0.001, 0.02))
-    raise TimeoutError("never caught it inside a transaction")
+    raise TimeoutError("the orchestrator was never frozen inside a transaction")
 
 
 @pytest.mark.requirement("E5")
 async def test_a_stopped_orchestrator_hands_its_jobs_over_within_two_seconds(database, tmp_path):
-    """Without help from the heartbeat, which may be silent for a minute here."""
+    """The heartbeat is not the reason: here an orchestrator counts as dead only after a minute."""
     async with fleet(database, tmp_path, orchestrators=2, workers=1, orphan_threshold_sec=60) as running:
         job_id = await running.submit_one(chain(8, 0.3, running.executions))
         await running.running(job_id)
@@ -401,7 +405,7 @@ async def test_a_stopped_orchestrator_hands_its_jobs_over_within_two_seconds(dat
 
         began = time.monotonic()
         owner.signal(signal.SIGTERM)
-        await running.until(lambda: _acted_on(running, job_id, epoch + 1), 10, "the peer to go on")
+        await running.until(lambda: _acted_on(running, job_id, epoch + 1), 10, "the other orchestrator to continue")
         seconds = time.monotonic() - began
 
         assert seconds < 2
@@ -417,7 +421,7 @@ async def _acted_on(running: Fleet, job_id: UUID, epoch: int) -> bool:
 
 
 @pytest.mark.requirement("E11")
-async def test_a_lost_workers_task_runs_again_long_before_its_timeout(database, tmp_path):
+async def test_the_task_of_a_lost_worker_runs_again_long_before_its_timeout(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         job_id = await running.submit_one(ONE_TASK, file=str(running.executions), seconds=[600, 0])
         await running.running(job_id)
@@ -436,7 +440,7 @@ async def test_a_lost_workers_task_runs_again_long_before_its_timeout(database, 
 
 
 @pytest.mark.requirement("E7", "E11")
-async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_for_nothing(database, tmp_path):
+async def test_tasks_of_a_frozen_worker_run_on_another_one_and_its_late_reports_are_ignored(database, tmp_path):
     """One task ends while its worker is frozen and is reported too late; the other still runs and is stopped."""
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         frozen = running.processes[1]
@@ -453,7 +457,11 @@ async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_f
         seconds = time.monotonic() - began
         before = [await running.nodes(job_id) for job_id in (ending, lasting)]
         frozen.thaw()
-        stats = await running.until(lambda: _with_all(running, frozen, "late_reports", "lost_tasks"), 10, "the zombie")
+        stats = await running.until(
+            lambda: _stats_with_all(running, frozen, "late_reports", "lost_tasks"),
+            10,
+            "the late report of the frozen worker",
+        )
 
         assert states == ["completed"] * 2
         assert seconds < 5
@@ -468,13 +476,13 @@ async def test_a_frozen_workers_tasks_run_elsewhere_and_its_late_reports_count_f
         assert frozen.is_running
 
 
-async def _with_all(running: Fleet, process: Process, *counters: str) -> dict[str, int]:
+async def _stats_with_all(running: Fleet, process: Process, *counters: str) -> dict[str, int]:
     stats = await running.stats(process)
     return stats if all(stats.get(name) for name in counters) else {}
 
 
 @pytest.mark.requirement("E22")
-async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(database, tmp_path):
+async def test_a_stopped_worker_gives_its_tasks_back_without_using_up_a_retry(database, tmp_path):
     """One handler stops on request; an async one and a plain one do not. Leases and timeouts are far longer."""
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, task_lease_sec=60, lease_renew_sec=1, shutdown_grace_sec=0.5
@@ -485,7 +493,7 @@ async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(datab
             await running.submit_one(single("note", note)),
             await running.submit_one(single("note_blocking", note)),
         ]
-        await running.until(lambda: _have_noted(running, 2), 20, "the handlers to have begun")
+        await running.until(lambda: _has_executed(running, 2), 20, "the handlers to start")
         jobs.append(await running.submit_one(single("sleep", "{seconds: 2.5}")))
         for job_id in jobs:
             await running.running(job_id)
@@ -508,7 +516,9 @@ async def test_a_stopped_worker_gives_its_tasks_back_and_no_retry_is_spent(datab
 
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("signals", [1, 2])
-async def test_a_worker_whose_handler_ignores_its_cancellation_ends_within_its_grace_time(database, tmp_path, signals):
+async def test_a_worker_whose_handler_ignores_its_cancellation_ends_within_its_grace_period(
+    database, tmp_path, signals
+):
     grace_seconds = 4.0
     async with fleet(
         database,
@@ -536,7 +546,7 @@ async def test_a_worker_whose_handler_ignores_its_cancellation_ends_within_its_g
         assert tasks[0]["status"] == "returned"
 
 
-async def _have_noted(running: Fleet, count: int) -> bool:
+async def _has_executed(running: Fleet, count: int) -> bool:
     return len(running.executed()) >= count
 
 
@@ -544,7 +554,7 @@ async def _have_noted(running: Fleet, count: int) -> bool:
 
 
 @pytest.mark.requirement("E10")
-async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_again(database, tmp_path):
+async def test_a_handler_that_exceeds_its_timeout_is_killed_with_its_programs_and_retried(database, tmp_path):
     retry = "{max_attempts: 1, backoff: fixed, initial_delay_seconds: 0.1}"
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         file = running.executions
@@ -570,7 +580,7 @@ async def test_a_handler_past_its_time_is_dead_with_all_it_started_and_tried_aga
 
 
 @pytest.mark.requirement("E11", "E12")
-async def test_a_task_that_kills_its_process_each_time_fails_for_good_and_the_worker_survives(database, tmp_path):
+async def test_a_task_that_kills_its_process_each_time_fails_and_the_worker_survives(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=1, workers=1, max_losses=2) as running:
         poison = await running.submit_one(single("crash", "{exit_code: 11}"))
         others = await running.submit(ONE_TASK, 5, file=str(running.executions))
@@ -588,7 +598,7 @@ async def test_a_task_that_kills_its_process_each_time_fails_for_good_and_the_wo
 
 
 @pytest.mark.requirement("E11")
-async def test_a_task_that_kills_its_worker_each_time_fails_for_good(database, tmp_path):
+async def test_a_task_that_kills_its_worker_each_time_fails(database, tmp_path):
     async with fleet(
         database, tmp_path, orchestrators=1, workers=1, max_losses=2, task_lease_sec=0.8, lease_renew_sec=0.2
     ) as running:
@@ -620,8 +630,8 @@ async def _restart_whenever_it_ends(process: Process) -> None:
 
 
 @pytest.mark.requirement("E27")
-async def test_postgresql_killed_and_started_again_loses_nothing(tmp_path):
-    """kill -9 of the server, with durability on."""
+async def test_nothing_is_lost_when_postgresql_is_killed_and_started_again(tmp_path):
+    """The server gets kill -9; its data is durable (fsync)."""
     cluster = Cluster.at(None if os.geteuid() == 0 else tmp_path / "cluster", name=f"test-faults-{os.getpid()}")
     try:
         cluster.start()
@@ -669,8 +679,8 @@ async def test_the_loops_continue_after_all_their_sessions_are_terminated(databa
 
 
 @pytest.mark.requirement("E27")
-async def test_a_statement_that_fails_for_any_reason_ends_no_loop(database, tmp_path):
-    """Not an outage: tables are missing for a while, as in a botched deployment."""
+async def test_a_statement_that_fails_for_any_reason_does_not_end_a_loop(database, tmp_path):
+    """This is not an outage: tables are missing for a while, as after a failed deployment."""
     async with fleet(database, tmp_path, orchestrators=1, workers=1) as running:
         pids = [process.pid for process in running.processes]
         for table in ("dag_job_messages", "dag_jobs", "dag_tasks", "orchestrators", "workers"):
@@ -684,8 +694,8 @@ async def test_a_statement_that_fails_for_any_reason_ends_no_loop(database, tmp_
         assert [process.pid for process in running.processes if process.is_running] == pids
 
 
-class LostAnswers:
-    """A ledger that does what it is asked, and now and then fails to say so: the connection broke after the commit."""
+class LostResponses:
+    """A ledger that executes every call, but sometimes raises an error, as if the connection broke after the commit."""
 
     def __init__(self, ledger: Any, dice: random.Random, share: float, only: Sequence[str] = ()) -> None:
         self._ledger = ledger
@@ -704,7 +714,7 @@ class LostAnswers:
 
         @asynccontextmanager
         async def step(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
-            """The answer to the commit, which comes inside the block."""
+            """Like `call`, but the response of the commit is lost, which is inside the block."""
             async with method(*arguments, **options) as opened:
 
                 async def commit(*changes: Any, **notify: Any) -> Any:
@@ -719,16 +729,16 @@ class LostAnswers:
     def _lose(self, name: str) -> None:
         if (not self._only or name in self._only) and self._dice.random() < self._share:
             self.lost[name] += 1
-            raise Unavailable("the answer was lost", code="database.unavailable")
+            raise Unavailable("the response was lost", code="database.unavailable")
 
 
 @pytest.mark.requirement("E27")
-async def test_jobs_whose_claim_was_never_answered_continue(database):
-    """They belong to an instance that is alive and doesn't know of them; no other instance would take them."""
+async def test_jobs_continue_after_the_response_to_their_claim_was_lost(database):
+    """They belong to a live instance that does not know about them, so no other instance would claim them."""
     async with engine(database, orchestrators=1, workers=1, orphan_threshold_sec=60) as running:
         (orchestrator,) = running.orchestrators
         claims = ("claim_jobs", "claim_orphans")
-        orchestrator.ledger = lossy = LostAnswers(orchestrator.ledger, random.Random(1), 1.0, only=claims)
+        orchestrator.ledger = lossy = LostResponses(orchestrator.ledger, random.Random(1), 1.0, only=claims)
         job_id = await running.submit("echo_test", message="hi")
         while not (await running.job(job_id))["owner_id"]:
             await asyncio.sleep(0.01)
@@ -742,37 +752,37 @@ async def test_jobs_whose_claim_was_never_answered_continue(database):
 
 
 @pytest.mark.requirement("E7", "E27")
-async def test_answers_lost_after_the_commit_change_no_outcome(database):
-    """One in seven calls is carried out and seems to have failed, those of orchestrators and workers alike."""
+async def test_responses_that_are_lost_after_the_commit_do_not_change_outcomes(database):
+    """One in seven calls of orchestrators and workers is executed, but raises an error."""
     dice = random.Random(4)
     async with engine(database, orchestrators=2, workers=2, max_losses=50) as running:
-        lossy: list[LostAnswers] = []
+        lossy: list[LostResponses] = []
         for actor, name in [
             *((o, "ledger") for o in running.orchestrators),
             *((w, "_ledger") for w in running.workers),
         ]:
-            lossy.append(LostAnswers(getattr(actor, name), dice, 1 / 7))
+            lossy.append(LostResponses(getattr(actor, name), dice, 1 / 7))
             setattr(actor, name, lossy[-1])
 
         jobs = [await running.submit("retry_fan_out_test", count=20) for _ in range(6)]
         states = {(await running.wait(job_id, 40))["status"] for job_id in jobs}
 
         report = await verify(database)
-        lost = sum((one.lost for one in lossy), Counter())
-        print(f"\nanswers lost: {dict(lost)}")
+        lost = sum((ledger.lost for ledger in lossy), Counter())
+        print(f"\nlost responses: {dict(lost)}")
         assert states == {"completed"}
         assert report.is_clean, "\n".join(map(str, report.findings[:20]))
-        # How often each is called is a matter of time; these are called often enough.
+        # How often each method is called depends on timing; these two are always called often enough.
         assert {"commit", "exchange"} <= lost.keys()
 
 
 @pytest.mark.requirement("E27")
-async def test_a_job_that_cannot_be_processed_does_not_hold_up_the_others(database, tmp_path):
+async def test_a_job_that_cannot_be_processed_does_not_delay_the_others(database, tmp_path):
     async with fleet(database, tmp_path, orchestrators=2, workers=1) as running:
-        spoilt = chain(2, 0, running.executions)
-        (body,) = [row["body"] for row in await _tampered(running, spoilt)]
+        definition = chain(2, 0, running.executions)
+        (body,) = [row["body"] for row in await _submit_damaged(running, definition)]
         bad = (await running.rows("SELECT job_id FROM dagapp.dag_jobs"))[0]["job_id"]
-        await running.until(lambda: _errors(running), 10, "the bad job to be met")
+        await running.until(lambda: _errors(running), 10, "an error of the bad job")
 
         began = time.monotonic()
         others = await running.wait(await running.submit(ONE_TASK, 20, file=str(running.executions)), 10)
@@ -784,12 +794,12 @@ async def test_a_job_that_cannot_be_processed_does_not_hold_up_the_others(databa
         assert set(others) == {"completed"}
         assert seconds < 5
         assert bad_state == "pending"
-        assert cycles < 60, "the loops spin while a job is set aside"
-        assert await running.wait(bad, 30) == ["completed"], "repaired, it goes on"
+        assert cycles < 60, "the loops do not wait while a job is set aside"
+        assert await running.wait(bad, 30) == ["completed"], "the job did not continue after its repair"
 
 
-async def _tampered(running: Fleet, definition: str) -> list[dict[str, object]]:
-    """Submit a job whose definition is spoilt before anyone sees it."""
+async def _submit_damaged(running: Fleet, definition: str) -> list[dict[str, object]]:
+    """Submit a job, and damage its definition before an orchestrator reads it."""
     frozen = [process for process in running.processes if process.role == "orchestrator"]
     for process in frozen:
         process.freeze()
@@ -803,7 +813,7 @@ async def _tampered(running: Fleet, definition: str) -> list[dict[str, object]]:
 
 async def _replace_body(running: Fleet, job_id: UUID, body: dict[str, object]) -> None:
     async with await psycopg.AsyncConnection.connect(running.dsn, autocommit=True) as connection:
-        await connection.execute("SET session_replication_role = replica")  # definitions never change, says a trigger
+        await connection.execute("SET session_replication_role = replica")  # a trigger refuses changes of definitions
         await connection.execute(
             """UPDATE dagapp.dag_workflow_definitions SET body = %s WHERE definition_hash =
                       (SELECT definition_hash FROM dagapp.dag_jobs WHERE job_id = %s)""",
@@ -817,7 +827,7 @@ async def _errors(running: Fleet) -> int:
 
 
 async def _cycles_a_second(running: Fleet, seconds: float = 1.0) -> float:
-    """Of the busiest orchestrator, while nothing happens."""
+    """Cycles of the busiest orchestrator while nothing happens."""
     orchestrators = [process for process in running.processes if process.role == "orchestrator"]
     before = [(await running.stats(process))["cycles"] for process in orchestrators]
     await asyncio.sleep(seconds)
@@ -830,7 +840,7 @@ async def _cycles_a_second(running: Fleet, seconds: float = 1.0) -> float:
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.timeout(300)
 async def test_random_kills_and_freezes_of_all_processes_lose_no_job(seed, database, tmp_path):
-    """Kill, freeze past every threshold, stop cleanly, cut all sessions, in any order."""
+    """Processes are killed, frozen longer than every threshold, stopped cleanly, or lose all sessions, in any order."""
     dice = random.Random(seed)
     async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=30, worker_processes=1) as running:
         await _watch_claims(running)
@@ -840,7 +850,7 @@ async def test_random_kills_and_freezes_of_all_processes_lose_no_job(seed, datab
             if len(jobs) < 80:
                 jobs += await running.submit(definition, 2)
             await asyncio.sleep(dice.uniform(0.05, 0.8))
-            await _some_fault(running, dice)
+            await _inject_random_fault(running, dice)
         for process in running.processes:
             process.thaw()
             if not process.is_running:
@@ -850,7 +860,7 @@ async def test_random_kills_and_freezes_of_all_processes_lose_no_job(seed, datab
         await _assert_one_owner_at_a_time(running, jobs)
 
 
-async def _some_fault(running: Fleet, dice: random.Random) -> None:
+async def _inject_random_fault(running: Fleet, dice: random.Random) -> None:
     victim = dice.choice(running.processes)
     match dice.choice(["kill", "kill", "freeze", "thaw", "stop", "cut"]):
         case "kill":

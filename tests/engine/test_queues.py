@@ -1,4 +1,4 @@
-"""Queues: submissions by producers that have only a queue, and tasks routed to workers."""
+"""Queues: submissions of producers that can only send messages, and tasks that are routed to workers."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ MESSAGE = {
 UNKEYED = {name: value for name, value in MESSAGE.items() if name != "idempotency_key"}
 
 
-async def _queue_is_empty(running):
+async def _wait_until_empty(running):
     async def is_empty():
         return await running.value("SELECT count(*) = 0 FROM dagapp.dag_job_messages")
 
@@ -38,11 +38,11 @@ async def _letters(running):
 
 
 @pytest.mark.requirement("E2")
-async def test_a_message_becomes_a_job_with_everything_it_says(database):
+async def test_a_message_becomes_a_job_with_all_its_fields(database):
     async with engine(database) as running:
         assert await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE)
         running.notifier.notify(JOBS)
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         (row,) = await running.rows("SELECT * FROM dagapp.dag_jobs")
         job = await running.wait(row["job_id"])
 
@@ -54,12 +54,12 @@ async def test_a_message_becomes_a_job_with_everything_it_says(database):
 
 
 @pytest.mark.requirement("E2")
-async def test_a_message_id_becomes_one_job_however_often_it_comes(database):
+async def test_a_message_becomes_one_job_however_often_it_arrives(database):
     async with engine(database) as running:
         taken = [await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE) for _ in range(2)]
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         taken.append(await running.ledger.enqueue_message("m-1", QUEUE, MESSAGE))
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
 
         assert (taken[0], taken[2]) == (True, True)
@@ -84,12 +84,12 @@ async def test_a_message_id_becomes_one_job_however_often_it_comes(database):
         ({**MESSAGE, "input_params": {"message": "x" * 300_000}}, "InvalidSubmission", "262144"),
     ],
 )
-async def test_a_message_that_cannot_become_a_job_is_kept_with_the_reason(database, body, reason, named):
+async def test_a_message_that_cannot_become_a_job_is_stored_with_the_reason(database, body, reason, named):
     async with engine(database, unknown_handler_timeout_sec=0) as running:
         await running.ledger.enqueue_message("good", QUEUE, UNKEYED)
         await running.ledger.enqueue_message("bad", QUEUE, body)
         await running.ledger.enqueue_message("good-too", QUEUE, UNKEYED)
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         jobs, letters = await running.rows("SELECT * FROM dagapp.dag_jobs"), await _letters(running)
         for job in jobs:
             await running.wait(job["job_id"])
@@ -106,7 +106,7 @@ async def test_competing_orchestrators_take_each_message_once(database):
     async with engine(database, orchestrators=3, workers=2) as running:
         await asyncio.gather(*(running.ledger.enqueue_message(f"m-{n}", QUEUE, UNKEYED) for n in range(60)))
         running.notifier.notify(JOBS)
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
         ended = [await running.wait(job["job_id"]) for job in jobs]
 
@@ -116,7 +116,7 @@ async def test_competing_orchestrators_take_each_message_once(database):
 
 
 @pytest.mark.requirement("Q1")
-async def test_the_name_of_the_queue_is_configuration(database):
+async def test_the_name_of_the_queue_is_a_setting(database):
     async with engine(database, job_queue_name="other-jobs") as running:
         await running.ledger.enqueue_message("elsewhere", QUEUE, MESSAGE)
         await running.ledger.enqueue_message("here", "other-jobs", MESSAGE)
@@ -157,7 +157,7 @@ async def test_a_node_runs_on_a_worker_of_its_queue(database):
 
 
 @pytest.mark.requirement("Q1")
-async def test_an_unknown_queue_fails_the_node_with_a_clear_error(database):
+async def test_an_unknown_queue_fails_the_node(database):
     definition = workflow("""
         workflow_id: lost_queue
         version: 1
@@ -177,7 +177,7 @@ async def test_an_unknown_queue_fails_the_node_with_a_clear_error(database):
 
 
 @pytest.mark.requirement("Q2")
-async def test_a_claimed_task_is_the_message_that_the_spec_describes(database):
+async def test_a_claimed_task_has_the_fields_of_the_specified_message(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test", message="hi")
 
@@ -224,7 +224,7 @@ async def test_a_higher_priority_is_claimed_first(database):
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_key_stands_for_one_job_whether_it_is_submitted_through_the_queue_or_the_api(database):
+async def test_an_idempotency_key_names_one_job_for_the_queue_and_the_api(database):
     keyed = {**MESSAGE, "idempotency_key": "k-1", "submitted_by": "ada"}
     other = {**keyed, "input_params": {"message": "other"}}
     async with engine(database, orchestrators=2) as running:
@@ -232,7 +232,7 @@ async def test_a_key_stands_for_one_job_whether_it_is_submitted_through_the_queu
         for number, body in enumerate((keyed, other, keyed)):
             await running.ledger.enqueue_message(f"m-{number}", QUEUE, body)
         running.notifier.notify(JOBS)
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         jobs, letters = await running.rows("SELECT * FROM dagapp.dag_jobs"), await _letters(running)
         await running.wait(answer.job_id)
 
@@ -241,7 +241,7 @@ async def test_a_key_stands_for_one_job_whether_it_is_submitted_through_the_queu
 
 
 @pytest.mark.requirement("Q1")
-async def test_workflows_that_are_idempotent_need_no_key_in_the_queue_either(database):
+async def test_messages_for_idempotent_workflows_need_no_key(database):
     definition = workflow("""
         workflow_id: once
         idempotent: true
@@ -255,7 +255,7 @@ async def test_workflows_that_are_idempotent_need_no_key_in_the_queue_either(dat
         for number, value in enumerate((1, 1, 2)):
             await running.ledger.enqueue_message(f"m-{number}", QUEUE, {"workflow_id": "once", "inputs": {"n": value}})
         running.notifier.notify(JOBS)
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         jobs = await running.rows("SELECT * FROM dagapp.dag_jobs")
         for job in jobs:
             await running.wait(job["job_id"])
@@ -264,11 +264,11 @@ async def test_workflows_that_are_idempotent_need_no_key_in_the_queue_either(dat
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_message_with_a_callback_url_that_jobs_must_not_reach_is_refused(database):
+async def test_a_message_with_a_forbidden_callback_url_is_refused(database):
     async with engine(database) as running:
         body = {**MESSAGE, "callback_url": "http://169.254.169.254/latest"}
         await running.ledger.enqueue_message("bad", QUEUE, body)
-        await _queue_is_empty(running)
+        await _wait_until_empty(running)
         letters = await _letters(running)
 
     assert [(letter["reason"], "callback_url" in letter["description"]) for letter in letters] == [

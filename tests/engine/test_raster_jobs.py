@@ -77,7 +77,7 @@ class Hub:
         return name
 
     async def run(self, workflow: str, timeout: float = 100, **inputs: Any) -> dict[str, Any]:
-        """Post a job directly: its results belong to no asset."""
+        """Post a job without an asset; its results belong to the job."""
         return await self.running.run(workflow, timeout, **inputs)
 
     async def run_as_platform(self, workflow: str, **inputs: Any) -> dict[str, Any]:
@@ -85,14 +85,14 @@ class Hub:
         await self.running.rows("UPDATE dagapp.platforms SET created_at = now() + interval '1 day'")
         job = prepare(self.running.library, Submission(workflow_id=workflow, inputs=inputs), allow_reserved=True)
         (job_id,) = await self.running.ledger.create_jobs([job])
-        return await self._ended(job_id)
+        return await self._wait_for(job_id)
 
     async def process(
         self, dataset: str, source: str | list[str], workflow: str | None = None, **options: Any
     ) -> dict[str, Any]:
         """Submit files as an asset, and approve the result if the job completes."""
         submitted = await self.publisher.submit(dataset, source, workflow, **options)
-        job = await self._ended(submitted.job_id)
+        job = await self._wait_for(submitted.job_id)
         if job["status"] == "completed":
             await self.publisher.approve(submitted)
         return job
@@ -100,15 +100,15 @@ class Hub:
     async def review(self, dataset: str, source: str | list[str], **options: Any) -> AssetSubmissionResult:
         """Submit files as an asset, and wait for the result, which is not approved."""
         submitted = await self.publisher.submit(dataset, source, **options)
-        assert (await self._ended(submitted.job_id))["status"] == "completed"
+        assert (await self._wait_for(submitted.job_id))["status"] == "completed"
         return submitted
 
-    async def _ended(self, job_id: Any) -> dict[str, Any]:
+    async def _wait_for(self, job_id: Any) -> dict[str, Any]:
         self.running.notifier.notify(JOBS)
         return await self.running.wait(job_id, 100)
 
     async def documents(self, dataset: str, revision: int = 1, ordinal: int = 0) -> dict[str, dict[str, Any]]:
-        """The stored documents of a revision, by id; that of the collection is empty."""
+        """The stored documents of a revision by id; the id of the collection is empty."""
         rows = await self.running.rows(
             "SELECT document_id, content FROM dagapp.stac_documents "
             "WHERE dataset_id = %s AND version_ordinal = %s AND revision = %s ORDER BY document_id",
@@ -147,7 +147,7 @@ async def opened(dsn: str, folder: Path) -> AsyncIterator[Hub]:
 
 
 @pytest.mark.requirement("R9")
-async def test_a_large_raster_becomes_tiles_a_mosaic_and_catalogued_items(hub: Hub) -> None:
+async def test_a_large_raster_becomes_tiles_with_a_mosaic_and_items_in_the_catalogue(hub: Hub) -> None:
     job = await hub.process(
         "scene-7",
         hub.file("Scene 7.tif"),
@@ -243,13 +243,15 @@ async def test_a_second_run_gives_the_same_outputs_and_no_duplicates(hub: Hub) -
     second = await hub.run_as_platform("process_large_raster", **inputs)
 
     assert (first["status"], second["status"]) == ("completed", "completed")
-    assert {path: path.stat().st_ino for path in hub.cogs("scene")} == inodes, "what is there stays"
+    assert {path: path.stat().st_ino for path in hub.cogs("scene")} == inodes, (
+        "existing files must not be written again"
+    )
     assert len(await hub.documents("scene")) == len(inodes) + 1
     assert second["result_data"]["statistics"] == first["result_data"]["statistics"]
 
 
 @pytest.mark.requirement("R2")
-async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
+async def test_a_broken_or_missing_file_fails_the_job_without_a_retry(hub: Hub) -> None:
     path = hub.folder / "bronze" / "bronze" / "broken.tif"
     scene(path)
     path.write_bytes(path.read_bytes()[:4000])
@@ -259,7 +261,7 @@ async def test_an_unfit_file_fails_at_once_with_every_reason(hub: Hub) -> None:
     assert job["status"] == "failed"
     assert "broken.tif" in job["error_message"]
     assert str(hub.folder) not in job["error_message"]
-    assert task["attempt"] == 1, "never tried again: it is the file's fault"
+    assert task["attempt"] == 1, "a broken file must not be retried"
     missing = await hub.run("process_large_raster", blob_name="no-such.tif")
     assert "the blob 'bronze/no-such.tif' does not exist" in missing["error_message"]
 
@@ -276,7 +278,7 @@ async def test_a_raster_is_validated_without_writing_any_data(hub: Hub) -> None:
 
 
 @pytest.mark.requirement("A2")
-async def test_the_hash_of_the_source_is_in_the_asset_and_names_the_version_with_the_same_bytes(hub: Hub) -> None:
+async def test_a_revision_has_the_hash_of_its_source_and_names_the_version_with_the_same_content(hub: Hub) -> None:
     file = hub.file("first.tif", width=300, height=200)
     copy = hub.folder / "bronze" / "bronze" / "renamed.tif"
     copy.write_bytes((copy.parent / file).read_bytes())
@@ -315,7 +317,7 @@ async def test_a_small_file_becomes_one_cog_with_one_item(hub: Hub) -> None:
 
 
 @pytest.mark.requirement("R3")
-async def test_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: Hub) -> None:
+async def test_a_raster_that_is_large_or_crosses_the_antimeridian_is_tiled(hub: Hub) -> None:
     across = hub.file("fiji.tif", width=700, height=300, crs="EPSG:4326", place=Affine(0.01, 0, 177, 0, -0.01, -16))
     job = await hub.process("fiji", across)
     large = await hub.process(
@@ -325,7 +327,7 @@ async def test_what_is_large_or_crosses_the_antimeridian_goes_to_tiles(hub: Hub)
     assert (job["status"], job["error_message"]) == ("completed", None)
     collection = await hub.catalog.get_collection("fiji")
     west, _, east, _ = collection["extent"]["spatial"]["bbox"][0]
-    assert west > east, "as GeoJSON says that it crosses"
+    assert west > east, "in GeoJSON, west > east means that the area crosses the antimeridian"
     assert large["result_data"]["total_tiles"] > 1
     assert large["result_data"]["blob_path"] == "mosaics/large/v0/r1/mosaic.json"
 
@@ -340,7 +342,7 @@ async def test_many_files_become_one_dataset(hub: Hub) -> None:
     assert (job["status"], job["error_message"]) == ("completed", None)
     assert [path.name for path in hub.cogs("parts")] == ["part-0.tif", "part-1.tif", "part-2.tif"]
     assert await hub.catalog.count_items("parts") == 3
-    assert collection["title"] == "parts", "and not the name of one of its files"
+    assert collection["title"] == "parts", "the title must not be the name of one of the files"
     digests = [hashlib.sha256((hub.folder / "bronze" / "bronze" / name).read_bytes()).hexdigest() for name in names]
     combined = hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
     assert job["result_data"]["content_hash"] == combined
@@ -348,14 +350,14 @@ async def test_many_files_become_one_dataset(hub: Hub) -> None:
     assert job["result_data"]["blob_path"] == job["result_data"]["mosaic_blob"]
     with rasterio.open(hub.cogs("parts")[0]) as one, rasterio.open(hub.cogs("parts")[1]) as other:
         apart = (other.transform.c - one.transform.c) / one.transform.a
-    assert apart == pytest.approx(round(apart), abs=1e-4), "they share a grid"
+    assert apart == pytest.approx(round(apart), abs=1e-4), "all COGs must be on one grid"
     vrt = hub.folder / "all.vrt"
-    subprocess.run(["gdalbuildvrt", "-q", vrt, *reversed(hub.cogs("parts"))], check=True)  # the last one is on top
+    subprocess.run(["gdalbuildvrt", "-q", vrt, *reversed(hub.cogs("parts"))], check=True)  # the last file is on top
     with rasterio.open(vrt) as dataset:
         for band, statistics in enumerate(job["result_data"]["statistics"], 1):
             seen = dataset.read(band)[dataset.read_masks(band) != 0].astype("float64")
             assert (statistics["count"], statistics["approximate"]) == (seen.size, False), (
-                "where they overlap, one is counted"
+                "a pixel in several files must count once"
             )
             assert (statistics["mean"], statistics["stddev"]) == pytest.approx((seen.mean(), seen.std()), rel=1e-9)
     mixed = await hub.run("raster_collection", blob_names=[names[0], hub.file("dem.tif", bands=1)])
@@ -363,8 +365,8 @@ async def test_many_files_become_one_dataset(hub: Hub) -> None:
 
 
 @pytest.mark.requirement("R10")
-async def test_files_of_one_grid_keep_their_pixels(hub: Hub) -> None:
-    """In the target CRS; the grid is no multiple of its resolution away from 0, 0."""
+async def test_files_on_a_common_grid_keep_their_pixels(hub: Hub) -> None:
+    """The files are in the target CRS, and the origin of their grid is not a multiple of the resolution."""
     folder, corner = hub.folder / "bronze" / "bronze", Affine(20, 0, 1_749_990, 0, -20, 5_430_010)
     folder.mkdir(parents=True, exist_ok=True)
     heights = hills(300, 900) + np.random.default_rng(5).normal(0, 20, (300, 900)).astype("float32")
@@ -386,12 +388,14 @@ async def test_files_of_one_grid_keep_their_pixels(hub: Hub) -> None:
     with bordered(folder / names[1], [folder / names[0], folder / names[2]], raster_type=RasterType.DEM) as whole:
         grid, expected = output_grid(whole.facts, resolution=size), hub.folder / "expected.tif"
         write_cog(whole.pixels, whole.bands, expected, grid, raster_type=RasterType.DEM, core=whole.core)
-    assert hub.cogs("warped")[1].read_bytes() == expected.read_bytes(), "with pixels of its neighbours"
+    assert hub.cogs("warped")[1].read_bytes() == expected.read_bytes(), (
+        "pixels at the edge are computed with those of neighbouring files"
+    )
 
 
 @pytest.mark.requirement("R10")
-async def test_files_of_the_grid_of_most_files_keep_their_pixels(hub: Hub) -> None:
-    """One file of four is half a pixel off: it is resampled to the grid of the others, and they stay as they are."""
+async def test_files_on_the_grid_of_the_majority_keep_their_pixels(hub: Hub) -> None:
+    """One file of four is half a pixel off: it is resampled to the grid of the others, which keep their pixels."""
     folder, corner = hub.folder / "bronze" / "bronze", Affine(20, 0, 1_749_993, 0, -20, 5_430_011)
     folder.mkdir(parents=True, exist_ok=True)
     heights = hills(200, 800)
@@ -414,7 +418,7 @@ async def test_files_of_the_grid_of_most_files_keep_their_pixels(hub: Hub) -> No
 
 
 @pytest.mark.requirement("R10")
-async def test_files_that_cover_the_same_pixels_are_reported(hub: Hub) -> None:
+async def test_files_that_cover_the_same_area_are_reported(hub: Hub) -> None:
     bands = [hub.file(f"{name}.tif", bands=1, width=200, height=200) for name in ("B02", "B03", "B04")]
 
     job = await hub.process("bands", bands)
@@ -444,13 +448,13 @@ async def test_bands_of_one_scene_are_reported_and_never_mixed(hub: Hub, other: 
     assert (job["status"], job["error_message"]) == ("completed", None)
     (finding,) = [each for each in job["result_data"]["findings"] if each["code"] == "collection.same-area"]
     assert finding["message"].startswith("1 other file and 'B02.tif' overlap by at least 90 %")
-    assert [part["neighbours"] for part in parts] == [[], []], "pixels of one band are no neighbours of another's"
+    assert [part["neighbours"] for part in parts] == [[], []], "files of different bands are not neighbours"
 
 
 @pytest.mark.requirement("R2")
 @pytest.mark.parametrize("workflow", ["raster_ingest", "process_large_raster", "raster_collection"])
 async def test_findings_that_need_every_pixel_are_in_the_result(hub: Hub, workflow: str) -> None:
-    """Each code once, with the tiles or files that have it; a reviewer finds it by the job of the revision."""
+    """Each code occurs once, with the tiles or files concerned. Reviewers find it through the job of the revision."""
     folder = hub.folder / "bronze" / "bronze"
     folder.mkdir(parents=True)
     names = ["west.tif", "east.tif"] if workflow == "raster_collection" else ["west.tif"]
@@ -462,14 +466,16 @@ async def test_findings_that_need_every_pixel_are_in_the_result(hub: Hub, workfl
 
     source = names if len(names) > 1 else names[0]
     submitted = await hub.publisher.submit("heights", source, workflow, **options)
-    job = await hub._ended(submitted.job_id)
+    job = await hub._wait_for(submitted.job_id)
     (revision,) = await hub.running.rows("SELECT job_id FROM dagapp.asset_revisions")
 
     assert (job["status"], job["error_message"]) == ("completed", None)
     findings = {finding["code"]: finding for finding in job["result_data"]["findings"]}
     assert len(findings) == len(job["result_data"]["findings"])
     infinite = findings["raster.infinite"]
-    assert (infinite["severity"], infinite["stage"]) == ("warn", "processing"), "of all pixels, not of the sample"
+    assert (infinite["severity"], infinite["stage"]) == ("warn", "processing"), (
+        "the finding must come from all pixels, not from the sample of validation"
+    )
     places = {"raster_ingest": (1, []), "raster_collection": (2, ["west.tif", "east.tif"])}
     if workflow == "process_large_raster":
         cogs = {cog.name for cog in hub.cogs("heights") if np.isinf(rasterio.open(cog).read()).any()}
@@ -482,9 +488,9 @@ async def test_findings_that_need_every_pixel_are_in_the_result(hub: Hub, workfl
 
 
 @pytest.mark.requirement("C1")
-async def test_a_new_revision_keeps_earlier_metadata_unless_it_is_given(hub: Hub) -> None:
-    """Title, times, description, licence, refs and `created`;
-    a new version keeps what is the dataset's, and not its time."""
+async def test_a_new_revision_keeps_earlier_metadata_unless_its_submission_has_other_metadata(hub: Hub) -> None:
+    """Title, times, description, licence, references and `created`. A new version keeps the metadata of the dataset,
+    but not its times."""
     name = hub.file("scene.tif", width=600, height=500)
     metadata = {"title": "The valley", "description": "In July", "datetime": "2024-07", "license": "CC-BY-4.0"}
     kept = ("title", "description", "start_datetime", "end_datetime", "license", "version", "platform:dataset")
@@ -544,7 +550,9 @@ async def test_older_tiled_versions_stay_servable(hub: Hub) -> None:
     assert both["assets"]["mosaic-v0"] == before["assets"]["mosaic"]
     assert both["assets"]["mosaic"]["dagmaster:version_ordinal"] == both["dagmaster:version_ordinal"] == 1
     assert both["renders"]["v0"] == {**before["renders"]["default"], "assets": ["mosaic-v0"]}
-    assert mosaics["mosaic"] == "mosaics/scene/v1/r1/mosaic.json", "the newest version still speaks"
+    assert mosaics["mosaic"] == "mosaics/scene/v1/r1/mosaic.json", (
+        "the collection must still describe the newest version"
+    )
     assert mosaics["mosaic-v0"] == "mosaics/scene/v0/r2/mosaic.json"
     assert revised["dagmaster:version_ordinal"] == 1
     assert all(hub.silver(mosaics[key]).is_file() for key in ("mosaic", "mosaic-v0", "tiling_scheme-v0"))
@@ -585,11 +593,11 @@ async def test_impossible_options_are_refused_by_the_first_step_and_nothing_is_w
         assert (job["status"], task["node_id"], task["attempt"]) == ("failed", "validate", 1), wrong
         assert message in job["error_message"]
     assert not hub.silver().exists() or not [path for path in hub.silver().rglob("*") if path.is_file()]
-    assert "output_tier=best" in job["error_message"], "every reason is in the message"
+    assert "output_tier=best" in job["error_message"], "the message must contain every reason"
 
 
 @pytest.mark.requirement("R6")
-async def test_an_edition_is_made_in_one_way(hub: Hub) -> None:
+async def test_a_job_with_other_options_for_an_existing_edition_is_refused(hub: Hub) -> None:
     inputs = {"blob_name": hub.file("scene.tif", width=300, height=200), "dataset_id": "scene"}
     await hub.run_as_platform("raster_ingest", **inputs)
     other = await hub.run_as_platform("raster_ingest", output_tier="archive", **inputs)
@@ -600,11 +608,11 @@ async def test_an_edition_is_made_in_one_way(hub: Hub) -> None:
         in (other["error_message"])
     )
     assert [task["node_id"] for task in await hub.running.tasks(other["job_id"])] == ["validate"]
-    assert renamed["status"] == "completed", "what it is called is no part of how it is made"
+    assert renamed["status"] == "completed", "a title is not one of the options that must be equal"
 
 
 @pytest.mark.requirement("A4")
-async def test_processing_changes_nothing_that_is_served_until_it_is_approved(hub: Hub) -> None:
+async def test_a_new_revision_is_not_served_before_it_is_approved(hub: Hub) -> None:
     name = hub.file("scene.tif", width=300, height=200)
     await hub.process("scene", name, title="First")
     submitted = await hub.review("scene", name, force=True, title="Second")
@@ -621,7 +629,7 @@ async def test_processing_changes_nothing_that_is_served_until_it_is_approved(hu
 
 
 def hrefs_in(document: Any) -> Iterator[str]:
-    """All URLs of a document, wherever they are."""
+    """The values of all `href` fields in a document."""
     if isinstance(document, dict):
         yield from (value for key, value in document.items() if key == "href")
         yield from (href for value in document.values() for href in hrefs_in(value))
@@ -630,7 +638,7 @@ def hrefs_in(document: Any) -> Iterator[str]:
 
 
 @pytest.mark.requirement("C1", "C2")
-async def test_served_documents_have_urls_of_the_server_that_is_asked(hub: Hub) -> None:
+async def test_served_documents_have_urls_of_the_server_that_received_the_request(hub: Hub) -> None:
     await hub.process("scene", hub.file("scene.tif"), "process_large_raster", tile_size=1024)
     app = create_app(Settings(public_url=None), hub.running.dsn, storage=hub.publisher.storage)
 
@@ -689,7 +697,7 @@ async def test_only_the_job_of_a_revision_writes_its_results(hub: Hub) -> None:
     assert "this job does not process version 0, revision 2 of dataset 'scene'" in later["error_message"]
     assert "this job does not process version 0, revision 1 of dataset 'scene'" in registered["error_message"]
     (task,) = await hub.running.tasks(other["job_id"])
-    assert (task["node_id"], task["attempt"]) == ("validate", 1), "never tried again"
+    assert (task["node_id"], task["attempt"]) == ("validate", 1), "the job must not be retried"
     assert await hub.documents("scene") == before
     await hub.publisher.approve(submitted)
 
@@ -710,7 +718,7 @@ async def test_a_source_that_changes_after_it_was_submitted_fails_the_job(hub: H
 
 
 @pytest.mark.requirement("R4")
-async def test_polar_data_is_warned_about_the_cost_of_degrees(hub: Hub) -> None:
+async def test_validation_warns_when_polar_data_is_converted_to_degrees(hub: Hub) -> None:
     name = hub.file(
         "ice.tif", width=1500, height=1500, crs="EPSG:3413", place=Affine(500, 0, -375_000, 0, -500, 375_000)
     )

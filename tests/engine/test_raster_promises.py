@@ -11,7 +11,7 @@ pytestmark = pytest.mark.requirement("R2")
 __all__ = ["hub"]
 
 
-async def test_numbers_that_were_seen_to_fit_are_stored_narrower(hub: Hub) -> None:
+async def test_values_that_fit_are_stored_in_a_smaller_data_type(hub: Hub) -> None:
     path = hub.folder / "bronze" / "bronze" / "classes.tif"
     path.parent.mkdir(parents=True)
     values = np.kron(np.arange(1, 10).reshape(3, 3), np.ones((100, 100))).astype("int32")

@@ -1,4 +1,4 @@
-"""Resume: a job that has ended goes on with exactly what is missing."""
+"""Resume and retry: a job that has ended continues with exactly the nodes that are missing or requested."""
 
 import asyncio
 from typing import Any
@@ -16,11 +16,11 @@ from tests.engine.harness import Engine, engine, until, workflow
 
 pytestmark = pytest.mark.requirement("E15")
 
-_broken: set[str] = set()  # what fails, until the test repairs it
+_broken: set[str] = set()  # the names that fail, until the test removes them
 _runs: list[str] = []
 
 
-async def brittle(ctx: Any) -> dict[str, Any]:
+async def fail_if_broken(ctx: Any) -> dict[str, Any]:
     name = f"{ctx.params.get('name')}"
     _runs.append(name)
     if name in _broken:
@@ -29,16 +29,16 @@ async def brittle(ctx: Any) -> dict[str, Any]:
     return {"name": name}
 
 
-HANDLERS = (Registration("brittle", "tests.engine.test_resume:brittle"),)
+HANDLERS = (Registration("fail_if_broken", "tests.engine.test_resume:fail_if_broken"),)
 
 DIAMOND = """
     workflow_id: diamond
     nodes:
       start: {type: start, next: first}
-      first: {handler: brittle, params: {name: first}, retry: {max_attempts: 0}, next: [left, right]}
-      left: {handler: brittle, params: {name: left}, retry: {max_attempts: 0}, next: last}
-      right: {handler: brittle, params: {name: right}, retry: {max_attempts: 0}, next: last}
-      last: {handler: brittle, params: {name: last}, retry: {max_attempts: 0}, next: end}
+      first: {handler: fail_if_broken, params: {name: first}, retry: {max_attempts: 0}, next: [left, right]}
+      left: {handler: fail_if_broken, params: {name: left}, retry: {max_attempts: 0}, next: last}
+      right: {handler: fail_if_broken, params: {name: right}, retry: {max_attempts: 0}, next: last}
+      last: {handler: fail_if_broken, params: {name: last}, retry: {max_attempts: 0}, next: end}
       end: {type: end}
 """
 TILES = """
@@ -51,10 +51,10 @@ TILES = """
         type: fan_out
         source: "{{ nodes.prepare.output.items }}"
         LIMIT
-        task: {handler: brittle, params: {name: "{{ item }}", seconds: SECONDS}, retry: {max_attempts: 0}}
+        task: {handler: fail_if_broken, params: {name: "{{ item }}", seconds: SECONDS}, retry: {max_attempts: 0}}
         next: join
       join: {type: fan_in, next: last}
-      last: {handler: brittle, params: {name: last}, next: end}
+      last: {handler: fail_if_broken, params: {name: last}, next: end}
       end: {type: end}
 """
 
@@ -65,18 +65,18 @@ def tiles(max_parallel: int | None = None, seconds: float = 0) -> str:
 
 
 @pytest.fixture(autouse=True)
-def whole():
+def reset():
     _broken.clear()
     _runs.clear()
 
 
-async def resumed(running: Engine, job_id: UUID, **facts: Any):
+async def resume_job(running: Engine, job_id: UUID, **facts: Any):
     answer = await resume(running.ledger, job_id, **facts)
     running.notifier.notify(JOBS)
     return answer
 
 
-async def test_only_what_failed_and_what_followed_runs_again(database):
+async def test_only_failed_nodes_and_those_after_them_run_again(database):
     _broken.add("right")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(DIAMOND))
@@ -86,7 +86,7 @@ async def test_only_what_failed_and_what_followed_runs_again(database):
         _broken.clear()
         _runs.clear()
 
-        answer = await resumed(running, job_id, by="ana", reason="disk was full")
+        answer = await resume_job(running, job_id, by="ana", reason="disk was full")
         job = await running.wait(job_id)
 
         assert failed["status"] == "failed"
@@ -102,7 +102,7 @@ async def test_only_what_failed_and_what_followed_runs_again(database):
             "right": 2,
             "last": 2,
         }
-        # The old attempt stays visible, and who resumed is kept.
+        # The old attempt stays visible, and the event names the user who resumed the job.
         attempts = [
             (task["attempt"], task["status"]) for task in await running.tasks(job_id) if task["node_id"] == "right"
         ]
@@ -111,7 +111,7 @@ async def test_only_what_failed_and_what_followed_runs_again(database):
         assert resumption["event_data"] == {"by": "ana", "why": "disk was full"}
 
 
-async def test_of_hundreds_of_children_only_the_missing_run_again(database):
+async def test_only_the_missing_of_hundreds_of_children_run_again(database):
     _broken.update(str(number) for number in range(0, 300, 30))
     async with engine(database, workers=2, handlers=HANDLERS) as running:
         failed = await running.run(workflow(tiles()), timeout=60)
@@ -124,7 +124,7 @@ async def test_of_hundreds_of_children_only_the_missing_run_again(database):
         _broken.clear()
         _runs.clear()
 
-        answer = await resumed(running, failed["job_id"])
+        answer = await resume_job(running, failed["job_id"])
         job = await running.wait(failed["job_id"], timeout=60)
 
         assert failed["status"] == "failed"
@@ -150,7 +150,7 @@ async def test_a_resumed_fan_out_keeps_its_limit(database):
         failed = await running.run(strict, count=30, timeout=60)
         _broken.clear()
         before = await running.value("SELECT max(dispatched_at) FROM dagapp.dag_node_states")
-        await resumed(running, failed["job_id"])
+        await resume_job(running, failed["job_id"])
         job = await running.wait(failed["job_id"], timeout=60)
 
         assert (failed["status"], job["status"]) == ("failed", "completed")
@@ -182,7 +182,7 @@ async def test_a_cancelled_job_is_resumed(database):
         )
         _runs.clear()
 
-        await resumed(running, job_id)
+        await resume_job(running, job_id)
         job = await running.wait(job_id, timeout=60)
 
         assert (cancelled["status"], job["status"]) == ("cancelled", "completed")
@@ -190,7 +190,7 @@ async def test_a_cancelled_job_is_resumed(database):
         assert len(_runs) == 60 - done + 1
 
 
-async def test_two_resumes_at_once_make_one(database):
+async def test_only_one_of_two_concurrent_resumes_is_accepted(database):
     _broken.add("right")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(DIAMOND))
@@ -208,7 +208,7 @@ async def test_two_resumes_at_once_make_one(database):
         assert (job["status"], job["resume_count"]) == ("completed", 1)
 
 
-async def test_what_has_not_ended_or_completed_is_refused(database):
+async def test_a_completed_or_unknown_job_cannot_be_resumed(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(DIAMOND))
 
@@ -220,24 +220,25 @@ async def test_what_has_not_ended_or_completed_is_refused(database):
             await resume(running.ledger, UUID(int=7), is_dry_run=True)
 
 
-async def test_a_half_made_fan_out_keeps_the_source_it_began_with(database):
-    """An optional node that failed is left alone where a fan_out has begun without it."""
+async def test_a_partly_expanded_fan_out_keeps_its_source(database):
+    """A failed optional node does not run again if a fan_out has started without its output."""
     text = """
         workflow_id: half
         nodes:
           start: {type: start, next: maybe}
-          maybe: {handler: counted, importance: optional, params: {fail: true}, retry: {max_attempts: 0}, next: split}
+          maybe:
+            {handler: give_items, importance: optional, params: {fail: true}, retry: {max_attempts: 0}, next: split}
           split:
             type: fan_out
             source: "{{ nodes.maybe.output.items | default([0, 1, 2, 3]) }}"
             max_parallel: 1
-            task: {handler: brittle, params: {name: "{{ item }}", seconds: 0.2}, retry: {max_attempts: 0}}
+            task: {handler: fail_if_broken, params: {name: "{{ item }}", seconds: 0.2}, retry: {max_attempts: 0}}
             next: join
           join: {type: fan_in, next: end}
           end: {type: end}
     """
-    _broken.add("counted")
-    async with engine(database, handlers=COUNTED) as running:
+    _broken.add("give_items")
+    async with engine(database, handlers=ALL_HANDLERS) as running:
         job_id = await running.submit(workflow(text))
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'succeeded'"))
         await cancel(running.ledger, job_id)
@@ -245,7 +246,7 @@ async def test_a_half_made_fan_out_keeps_the_source_it_began_with(database):
         _broken.clear()
         _items[:] = list("abcdefg")
 
-        answer = await resumed(running, job_id)
+        answer = await resume_job(running, job_id)
         job = await running.wait(job_id)
 
         assert "maybe" not in answer.nodes
@@ -253,8 +254,8 @@ async def test_a_half_made_fan_out_keeps_the_source_it_began_with(database):
         assert (await running.nodes(job_id))["join"]["output"]["count"] == 4
 
 
-async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
-    """Children read the results of other children; one that failed was tolerated, but its reader stumbled over it."""
+async def test_a_tolerated_child_runs_again_if_a_child_that_reads_it_does(database):
+    """Children read the results of other children. One failure was tolerated, but the child that reads it failed."""
     text = """
         workflow_id: nested
         nodes:
@@ -263,24 +264,24 @@ async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
             type: fan_out
             source: [0, 1, 2]
             tolerate: 1
-            task: {handler: brittle, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
+            task: {handler: fail_if_broken, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
             next: second
           second:
             type: fan_out
             results_of: first
             batch_size: 1
-            task: {handler: reading, retry: {max_attempts: 0}}
+            task: {handler: read_results, retry: {max_attempts: 0}}
             next: join
           join: {type: fan_in, next: end}
           end: {type: end}
     """
     _broken.add("1")
-    async with engine(database, handlers=COUNTED) as running:
+    async with engine(database, handlers=ALL_HANDLERS) as running:
         failed = await running.run(workflow(text))
         _broken.clear()
         _runs.clear()
 
-        answer = await resumed(running, failed["job_id"])
+        answer = await resume_job(running, failed["job_id"])
         job = await running.wait(failed["job_id"])
 
         assert (failed["status"], job["status"]) == ("failed", "completed")
@@ -291,7 +292,7 @@ async def test_a_failure_further_up_runs_again_where_its_readers_do(database):
 # --- retry -----------------------------------------------------------------------------------------------------------
 
 
-async def retried(running: Engine, job_id: UUID, **part: str):
+async def retry_part(running: Engine, job_id: UUID, **part: str):
     answer = await retry(running.ledger, job_id, JobPart(**part), by="ana")
     running.notifier.notify(JOBS)
     return answer
@@ -303,7 +304,7 @@ async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_
         _runs.clear()
         would = await retry(running.ledger, job["job_id"], JobPart(node="left"), is_dry_run=True)
 
-        answer = await retried(running, job["job_id"], node="left")
+        answer = await retry_part(running, job["job_id"], node="left")
         again = await running.wait(job["job_id"])
 
         assert (would.nodes, answer.nodes) == (("left", "last", "end"), ("left", "last", "end"))
@@ -315,13 +316,13 @@ async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_
         assert resumption["event_data"] == {"by": "ana", "retry": {"node": "left"}}
 
 
-async def test_a_retried_stage_is_all_its_nodes(database):
+async def test_a_retry_of_a_stage_runs_all_its_nodes_again(database):
     staged = DIAMOND.replace("left: {", "left: {stage: middle, ").replace("right: {", "right: {stage: middle, ")
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(staged))
         _runs.clear()
 
-        answer = await retried(running, job["job_id"], stage="middle")
+        answer = await retry_part(running, job["job_id"], stage="middle")
         await running.wait(job["job_id"])
 
         assert set(answer.nodes) == {"left", "right", "last", "end"}
@@ -330,15 +331,15 @@ async def test_a_retried_stage_is_all_its_nodes(database):
             await retry(running.ledger, job["job_id"], JobPart(stage="nowhere"))
 
 
-async def test_failed_children_alone_run_again(database):
+async def test_a_retry_of_failed_children_runs_only_them_and_the_nodes_after_them(database):
     _broken.update({"3", "7"})
-    text = tiles().replace("task: {handler: brittle", "tolerate: 0.5\n        task: {handler: brittle")
+    text = tiles().replace("task: {handler: fail_if_broken", "tolerate: 0.5\n        task: {handler: fail_if_broken")
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(text), count=20)
         _broken.clear()
         _runs.clear()
 
-        answer = await retried(running, job["job_id"], failed_children="split")
+        answer = await retry_part(running, job["job_id"], failed_children="split")
         again = await running.wait(job["job_id"])
 
         assert (job["status"], again["status"]) == ("completed", "completed")
@@ -349,12 +350,12 @@ async def test_failed_children_alone_run_again(database):
             await retry(running.ledger, job["job_id"], JobPart(failed_children="split"))
 
 
-async def test_one_child_runs_again(database):
+async def test_one_child_can_be_retried(database):
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(tiles()), count=5)
         _runs.clear()
 
-        answer = await retried(running, job["job_id"], node="split__3")
+        answer = await retry_part(running, job["job_id"], node="split__3")
         again = await running.wait(job["job_id"])
 
         assert (answer.children, again["status"]) == ({"split": 1}, "completed")
@@ -364,10 +365,10 @@ async def test_one_child_runs_again(database):
                 await retry(running.ledger, job["job_id"], JobPart(node=unknown))
 
 
-async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_must_run(database):
-    """Two have failed and one may: one of those two is enough, one that has completed is not."""
+async def test_a_retry_of_a_child_is_refused_if_too_many_others_have_failed(database):
+    """Two children have failed and one may fail: one of the two can be retried, another child cannot."""
     _broken.update({"3", "7"})
-    text = tiles().replace("task: {handler: brittle", "tolerate: 1\n        task: {handler: brittle")
+    text = tiles().replace("task: {handler: fail_if_broken", "tolerate: 1\n        task: {handler: fail_if_broken")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(text), count=10)
         _broken.clear()
@@ -378,16 +379,16 @@ async def test_a_child_that_is_not_enough_by_itself_is_refused_with_what_else_mu
             assert "failed children of 'split'" in str(refused.value.hint)
         assert (await running.job(failed["job_id"]))["resume_count"] == 0
         _runs.clear()
-        await retried(running, failed["job_id"], node="split__3")
+        await retry_part(running, failed["job_id"], node="split__3")
         again = await running.wait(failed["job_id"])
-        await retried(running, failed["job_id"], node="split__5")
+        await retry_part(running, failed["job_id"], node="split__5")
         third = await running.wait(failed["job_id"])
 
         assert (failed["status"], again["status"], third["status"]) == ("failed", "completed", "completed")
         assert _runs == ["3", "last", "5", "last"]
 
 
-async def test_what_was_chosen_from_what_has_changed_is_refused(database):
+async def test_a_retry_is_refused_if_the_job_has_run_again_since_it_was_read(database):
     _broken.add("3")
     async with engine(database, handlers=HANDLERS) as running:
         failed = await running.run(workflow(tiles()), count=5)
@@ -401,7 +402,7 @@ async def test_what_was_chosen_from_what_has_changed_is_refused(database):
 
             async def load_output_references(self, *arguments: Any, **options: Any) -> Any:
                 outputs = await running.ledger.load_output_references(*arguments, **options)
-                await resumed(running, failed["job_id"])
+                await resume_job(running, failed["job_id"])
                 await running.wait(failed["job_id"])
                 return outputs
 
@@ -413,13 +414,13 @@ GROWING = """
     workflow_id: growing
     nodes:
       start: {type: start, next: count}
-      count: {handler: counted, next: split}
+      count: {handler: give_items, next: split}
       split:
         type: fan_out
         source: "{{ nodes.count.output.items }}"
         label: "tile {{ item }}"
         LIMIT
-        task: {handler: brittle, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
+        task: {handler: fail_if_broken, params: {name: "{{ item }}"}, retry: {max_attempts: 0}}
         next: join
       join: {type: fan_in, next: end}
       end: {type: end}
@@ -427,36 +428,36 @@ GROWING = """
 _items: list[str] = []
 
 
-async def counted(_ctx: Any) -> dict[str, Any]:
-    if "counted" in _broken:
-        raise HandlerFailed("can't count")
+async def give_items(_ctx: Any) -> dict[str, Any]:
+    if "give_items" in _broken:
+        raise HandlerFailed("counting failed")
     return {"items": list(_items)}
 
 
-async def reading(ctx: Any) -> dict[str, Any]:
+async def read_results(ctx: Any) -> dict[str, Any]:
     async for child in ctx.results():
         if child.status != "completed":
             raise HandlerFailed(f"{child.node_id} is missing")
     return {}
 
 
-COUNTED = (
+ALL_HANDLERS = (
     *HANDLERS,
-    Registration("counted", "tests.engine.test_resume:counted"),
-    Registration("reading", "tests.engine.test_resume:reading"),
+    Registration("give_items", "tests.engine.test_resume:give_items"),
+    Registration("read_results", "tests.engine.test_resume:read_results"),
 )
 
 
 @pytest.mark.parametrize("limit", ["", "max_parallel: 2"])
 @pytest.mark.parametrize("after", [["x", "y"], ["a", "b", "c", "d"], ["p", "q", "r", "s", "t", "u", "v"], []])
-async def test_a_fan_out_that_runs_again_has_the_children_its_source_has_now(database, after, limit):
+async def test_a_fan_out_that_runs_again_has_one_child_for_each_item_of_its_new_source(database, after, limit):
     _items[:] = ["a", "b", "c", "d"]
-    async with engine(database, handlers=COUNTED) as running:
+    async with engine(database, handlers=ALL_HANDLERS) as running:
         job = await running.run(workflow(GROWING.replace("LIMIT", limit)))
         _runs.clear()
         _items[:] = after
 
-        await retried(running, job["job_id"], node="count")
+        await retry_part(running, job["job_id"], node="count")
         again = await running.wait(job["job_id"])
 
         assert again["status"] == "completed"
@@ -468,24 +469,24 @@ async def test_a_fan_out_that_runs_again_has_the_children_its_source_has_now(dat
         assert [children[index]["label"] for index in range(len(after))] == [f"tile {item}" for item in after]
         left_out = [row["status"] for index, row in children.items() if index >= len(after)]
         assert left_out == ["skipped"] * max(0, 4 - len(after))
-        # What ran before stays visible: those that ran twice have two attempts.
+        # Children that ran twice have two attempts.
         attempts = {row["fan_out_index"]: row["attempt"] for row in children.values()}
         assert all(attempts[index] == (2 if index < 4 else 1) for index in range(len(after)))
 
 
 async def test_a_retry_that_fails_in_the_middle_can_be_resumed(database):
     _items[:] = ["a", "b", "c", "d", "e", "f"]
-    async with engine(database, handlers=COUNTED) as running:
+    async with engine(database, handlers=ALL_HANDLERS) as running:
         job = await running.run(workflow(GROWING.replace("LIMIT", "max_parallel: 1")))
         _items[:] = ["u", "v", "w", "x", "y", "z"]
         _broken.add("w")
-        await retried(running, job["job_id"], node="split")  # its source is the old output of `count`
+        await retry_part(running, job["job_id"], node="split")  # its source is the old output of `count`
         same = await running.wait(job["job_id"])
-        await retried(running, job["job_id"], node="count")
+        await retry_part(running, job["job_id"], node="count")
         failed = await running.wait(job["job_id"])
         _broken.clear()
         _runs.clear()
-        await resumed(running, job["job_id"])
+        await resume_job(running, job["job_id"])
         again = await running.wait(job["job_id"])
 
         assert (same["status"], failed["status"], again["status"]) == ("completed", "failed", "completed")
@@ -495,12 +496,12 @@ async def test_a_retry_that_fails_in_the_middle_can_be_resumed(database):
         assert {"w", "x", "y", "z"} <= set(_runs)
 
 
-async def test_a_branch_may_be_another_after_a_retry(database):
+async def test_a_conditional_can_take_another_branch_after_a_retry(database):
     text = """
         workflow_id: branching
         nodes:
           start: {type: start, next: count}
-          count: {handler: counted, next: many}
+          count: {handler: give_items, next: many}
           many:
             type: conditional
             condition: "{{ nodes.count.output.items | length > 2 }}"
@@ -509,22 +510,22 @@ async def test_a_branch_may_be_another_after_a_retry(database):
           wide:
             type: fan_out
             source: "{{ nodes.count.output.items }}"
-            task: {handler: brittle, params: {name: "{{ item }}"}}
+            task: {handler: fail_if_broken, params: {name: "{{ item }}"}}
             next: join
           join: {type: fan_in, next: end}
-          narrow: {handler: brittle, params: {name: narrow}, next: end}
+          narrow: {handler: fail_if_broken, params: {name: narrow}, next: end}
           end: {type: end, depends_on: {any_of: [join, narrow]}}
     """
     _items[:] = ["a", "b", "c"]
-    async with engine(database, handlers=COUNTED) as running:
+    async with engine(database, handlers=ALL_HANDLERS) as running:
         job = await running.run(workflow(text))
         _items[:] = ["a"]
         _runs.clear()
-        await retried(running, job["job_id"], node="count")
+        await retry_part(running, job["job_id"], node="count")
         again = await running.wait(job["job_id"])
         nodes = await running.nodes(job["job_id"])
         _items[:] = ["d", "e", "f", "g"]
-        await retried(running, job["job_id"], node="count")
+        await retry_part(running, job["job_id"], node="count")
         third = await running.wait(job["job_id"])
 
         assert (job["status"], again["status"], third["status"]) == ("completed", "completed", "completed")
@@ -536,7 +537,7 @@ async def test_a_branch_may_be_another_after_a_retry(database):
         )
 
 
-async def test_a_part_that_another_failure_would_hold_up_is_refused(database):
+async def test_a_retry_is_refused_if_another_failed_node_would_block_the_job(database):
     _broken.add("right")
     async with engine(database, handlers=HANDLERS) as running:
         job = await running.run(workflow(DIAMOND))

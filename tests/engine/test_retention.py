@@ -50,7 +50,7 @@ WAITING = workflow("""
 
 
 def in_days(dsn: str, days: float) -> str:
-    """The database as it is found in some days."""
+    """A connection string with which the clock of the database is some days ahead."""
     given = conninfo_to_dict(dsn)
     then = (datetime.now(UTC) + timedelta(days=days)).isoformat().replace("+00:00", "Z")
     return make_conninfo(**{**given, "options": f"{given.get('options') or ''} -c dagapp.fake_now={then}".strip()})
@@ -58,7 +58,7 @@ def in_days(dsn: str, days: float) -> str:
 
 @pytest.fixture
 async def later(database: str) -> Any:
-    """Retention as it is in two days."""
+    """Retention on a clock that is two days ahead."""
     retention = PostgresRetention(in_days(database, 2))
     yield retention
     await retention.close()
@@ -74,7 +74,7 @@ async def rows_of(running: Engine, job_ids: list[UUID]) -> dict[str, int]:
     return counts
 
 
-async def test_a_job_goes_with_everything_that_is_its_own(database, later):
+async def test_a_job_is_deleted_with_everything_that_belongs_to_it(database, later):
     async with engine(database) as running:
         running.add(GIVING)
         one = Submission(workflow_id="giving", submitted_by="hub", idempotency_key="k")
@@ -82,7 +82,7 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         running.notifier.notify("jobs")
         await running.wait(deleted_id)
         kept = await running.submit(WAITING)
-        # Before its node is running, more events would follow.
+        # Wait until the node runs, because until then more events would be written.
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_node_states WHERE status = 'running'"))
         await running.ledger.save_checkpoint(Running(kept, "gate", 1), "phase", {})
         await running.rows("INSERT INTO dagapp.dag_checkpoints VALUES (%s, 'one', 'phase', 1, '1')", deleted_id)
@@ -110,7 +110,7 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         assert await rows_of(running, [kept]) == before
         assert (forgotten.letters, forgotten.definitions, forgotten.partitions) == (1, 1, ())
         datasets = await running.value("SELECT array_agg(DISTINCT dataset_id) FROM dagapp.stac_documents")
-        assert set(datasets) == {f"job-{kept}", "dem"}, "only those that the job made without an asset"
+        assert set(datasets) == {f"job-{kept}", "dem"}, "only documents that the job made without an asset are deleted"
         assert await running.value("SELECT array_agg(workflow_id) FROM dagapp.dag_workflow_definitions") == ["waiting"]
         assert await running.value("SELECT count(*) FROM dagapp.dag_dead_letters") == 2
         open_gate(kept)
@@ -118,14 +118,14 @@ async def test_a_job_goes_with_everything_that_is_its_own(database, later):
         assert (await running.run(GIVING))["status"] == "completed"
 
 
-async def test_a_submission_whose_old_job_goes_meanwhile_makes_a_new_one(database, later):
-    class Slow(PostgresLedger):
+async def test_a_submission_creates_a_new_job_if_the_old_one_is_deleted_meanwhile(database, later):
+    class PruningLedger(PostgresLedger):
         async def create_once(self, *given: Any, **more: Any) -> UUID:
             known = await super().create_once(*given, **more)
             await later.prune_jobs(DAY, 10)
             return known
 
-    ledger = Slow(database)
+    ledger = PruningLedger(database)
     async with engine(database) as running:
         running.add(GIVING)
         again = Submission(workflow_id="giving", idempotency_key="k")
@@ -158,7 +158,7 @@ async def test_every_table_with_rows_of_jobs_is_known_to_retention():
     assert set(LINKED) == pruned
 
 
-async def test_what_is_young_runs_again_or_is_held_stays(database, later):
+async def test_jobs_that_are_young_resumed_or_locked_are_kept(database, later):
     async with engine(database) as running:
         running.add(GIVING)
         failed = [(await running.run("giving", fail=True))["job_id"] for _ in range(3)]
@@ -166,12 +166,16 @@ async def test_what_is_young_runs_again_or_is_held_stays(database, later):
 
         assert await young.prune_jobs(DAY, 100) == 0
         await young.close()
-        await running.rows("UPDATE dagapp.dag_workflow_definitions SET created_at = created_at")  # nothing changes
+        await running.rows(
+            "UPDATE dagapp.dag_workflow_definitions SET created_at = created_at"
+        )  # an update without changes is allowed
         for orchestrator in running.orchestrators:
             orchestrator.stop()
         await rerun.resume(running.ledger, failed[0], reason=None)
-        async with await psycopg.AsyncConnection.connect(database) as someone:
-            await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [failed[1]])
+        async with await psycopg.AsyncConnection.connect(database) as other_session:
+            await other_session.execute(
+                "SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [failed[1]]
+            )
             assert await later.prune_jobs(DAY, 100) == 1
 
         left = await running.rows("SELECT job_id FROM dagapp.dag_jobs ORDER BY job_id")
@@ -181,7 +185,7 @@ async def test_what_is_young_runs_again_or_is_held_stays(database, later):
         assert (await running.wait(failed[0]))["status"] == "failed"
 
 
-async def test_the_oldest_go_first_and_a_batch_is_bounded(database, later, monkeypatch):
+async def test_the_oldest_jobs_are_deleted_first_in_batches_of_limited_size(database, later, monkeypatch):
     async with engine(database) as running:
         job_ids = [(await running.run(GIVING))["job_id"] for _ in range(6)]
 
@@ -193,13 +197,13 @@ async def test_the_oldest_go_first_and_a_batch_is_bounded(database, later, monke
         assert [row["job_id"] for row in left] == job_ids[3:]
 
 
-async def test_a_definition_stays_for_a_submission_under_way(database, later):
+async def test_a_definition_is_kept_for_a_submission_that_is_in_progress(database, later):
     async with engine(database) as running:
         await running.run(GIVING)
         assert await later.prune_jobs(DAY, 10) == 1
         job = NewJob(new_job_id(time.time_ns() // 1_000_000), GIVING, {})
         async with await connect(database, role="test") as connection, connection.transaction():
-            # As a submission that found the definition there, and has not created its job yet.
+            # This lock is that of a submission that has found the definition and not yet created its job.
             await connection.execute("DELETE FROM dagapp.dag_workflow_definitions WHERE false")
 
             assert (await later.prune_without_job(DAY, 10)).definitions == 0
@@ -212,8 +216,8 @@ async def test_a_definition_stays_for_a_submission_under_way(database, later):
         assert (await later.prune_without_job(DAY, 10)).definitions == 1
 
 
-async def test_two_at_once_delete_each_job_once(database):
-    both = [PostgresRetention(in_days(database, 2)) for _ in range(2)]
+async def test_two_concurrent_retentions_delete_each_job_once(database):
+    retentions = [PostgresRetention(in_days(database, 2)) for _ in range(2)]
     async with engine(database) as running:
         job_ids = await running.submit_all([Submission(workflow_id="hello_world")] * 30)
         for job_id in job_ids:
@@ -225,13 +229,13 @@ async def test_two_at_once_delete_each_job_once(database):
                 pruned += await retention.prune_jobs(DAY, 3)
             return pruned
 
-        assert sum(await asyncio.gather(*map(work, both))) == 30
+        assert sum(await asyncio.gather(*map(work, retentions))) == 30
         assert await running.value("SELECT count(*) FROM dagapp.dag_jobs") == 0
-    for retention in both:
+    for retention in retentions:
         await retention.close()
 
 
-async def test_a_month_of_events_goes_when_it_has_no_job(database):
+async def test_a_month_of_events_is_dropped_when_it_has_no_job(database):
     now = datetime.now(UTC)
     next_month = (now.replace(day=1) + timedelta(days=32)).replace(day=1)
     retention = PostgresRetention(in_days(database, (next_month - now).days + 3))
@@ -260,8 +264,8 @@ async def test_a_month_of_events_goes_when_it_has_no_job(database):
 
 
 @pytest.mark.alone
-async def test_under_load_nothing_that_lives_is_touched(database, later):
-    """Jobs end and go at once, while others run, fail, and are submitted under the same definitions."""
+async def test_under_load_only_ended_jobs_are_deleted(database, later):
+    """Jobs are deleted as soon as they end, while others with the same definitions run, fail and are submitted."""
     done = asyncio.Event()
 
     async def prune() -> int:
@@ -301,7 +305,7 @@ async def test_under_load_nothing_that_lives_is_touched(database, later):
         assert await running.value("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()") == 0
 
 
-async def test_the_janitor_prunes_only_where_it_is_asked_to(database):
+async def test_the_janitor_deletes_jobs_only_if_retention_is_configured(database):
     dsn = in_days(database, 2)
     async with engine(database) as running:
         await running.run(GIVING)
@@ -319,7 +323,7 @@ async def test_the_janitor_prunes_only_where_it_is_asked_to(database):
 
 
 @pytest.mark.slow
-async def test_ten_thousand_jobs_go_in_short_transactions(database, later):
+async def test_ten_thousand_jobs_are_deleted_in_short_transactions(database, later):
     jobs = 10_000
     async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
         await connection.execute("INSERT INTO dagapp.dag_workflow_definitions VALUES ('h', 'w', '1', '{}')")

@@ -41,7 +41,7 @@ def test_every_node_of_a_shipped_workflow_names_its_queue(name):
 
 @pytest.mark.requirement("W4")
 def test_shipped_handlers_are_routed_as_in_shipped_workflows():
-    """A workflow of a user, which names no queue, gets the same."""
+    """So a workflow of a user that names no queue uses the same queues."""
     registered = {each.name: each.queue for each in REGISTRATIONS}
     used = {
         (work.handler, work.queue)
@@ -102,7 +102,7 @@ async def test_a_light_and_a_heavy_worker_complete_all_shipped_workflows_togethe
 
 
 async def _raster_jobs(hub: Hub) -> None:
-    """One job, or more, of each workflow that processes or publishes rasters."""
+    """Run each workflow that processes or publishes rasters at least once."""
     scene = hub.file("scene.tif", width=1200, height=1100, bands=1)
     one = await hub.run("raster_ingest", 60, blob_name=scene)
     await hub.run("stac_register", 60, dataset_id=f"job-{one['job_id']}")
@@ -118,7 +118,7 @@ async def _raster_jobs(hub: Hub) -> None:
 async def test_a_job_shows_within_seconds_that_no_worker_serves_its_queue(database):
     async with engine(database, workers=0) as running, api(database, running) as http:
         await running.start_worker([LIGHT])
-        job_id = await running.submit(_on(HEAVY, "give"))
+        job_id = await running.submit(_fan_out_on(HEAVY, "give"))
 
         async def reasons() -> Any:
             waiting = await ok(http.get(f"/api/v1/jobs/{job_id}/waiting"))
@@ -132,8 +132,8 @@ async def test_a_job_shows_within_seconds_that_no_worker_serves_its_queue(databa
     assert reason["detail"] == f"no live worker serves queue {HEAVY}"
 
 
-def _on(queue: str, handler: str, count: int = 1) -> Any:
-    """A fan_out with so many children on a queue."""
+def _fan_out_on(queue: str, handler: str, count: int = 1) -> Any:
+    """A fan_out with `count` children on a queue."""
     return workflow(f"""
         workflow_id: many_on_{queue.replace("-", "_")}
         nodes:
@@ -150,11 +150,13 @@ def _on(queue: str, handler: str, count: int = 1) -> Any:
 # Concurrency
 
 
-async def test_one_worker_limits_each_of_its_queues(database):
+async def test_a_worker_can_limit_each_of_its_queues_separately(database):
     limits = {"worker_queue_concurrency": (f"{HEAVY}=2", f"{LIGHT}=3")}
     async with engine(database, workers=0) as running:
         worker = await running.start_worker([LIGHT, HEAVY, "dag-worker-tasks"], **limits)
-        jobs = {queue: await running.submit(_on(queue, "gate", 8)) for queue in (HEAVY, LIGHT, "dag-worker-tasks")}
+        jobs = {
+            queue: await running.submit(_fan_out_on(queue, "gate", 8)) for queue in (HEAVY, LIGHT, "dag-worker-tasks")
+        }
         most: Counter[str] = Counter()
 
         def running_now() -> Counter[str]:
@@ -177,11 +179,11 @@ async def test_one_worker_limits_each_of_its_queues(database):
 
 
 async def test_a_full_queue_does_not_delay_another_and_is_refilled_at_once(database):
-    """Polls are far apart: a claim follows the report that makes room."""
+    """Polls are 30 s apart: the report of a task claims the next one in the same exchange."""
     async with engine(database, workers=0, worker_poll_interval=30.0) as running:
         await running.start_worker([LIGHT, HEAVY], worker_queue_concurrency=(f"{HEAVY}=1",))
-        heavy = await running.submit(_on(HEAVY, "gate", 20))
-        light = await running.submit(_on(LIGHT, "give", 20))
+        heavy = await running.submit(_fan_out_on(HEAVY, "gate", 20))
+        light = await running.submit(_fan_out_on(LIGHT, "give", 20))
         await running.wait(light, 5)
         open_gate(heavy)
         await running.wait(heavy, 10)
@@ -191,14 +193,14 @@ async def test_a_full_queue_does_not_delay_another_and_is_refilled_at_once(datab
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("container-tasks", "expected names"),
-        ("container-tasks=0", "expected names"),
-        ("container-tasks=x", "expected names"),
-        ("container-tasks=1,container-tasks=2", "expected names"),
+        ("container-tasks", "must be pairs QUEUE=COUNT, separated by commas"),
+        ("container-tasks=0", "must be pairs QUEUE=COUNT, separated by commas"),
+        ("container-tasks=x", "must be pairs QUEUE=COUNT, separated by commas"),
+        ("container-tasks=1,container-tasks=2", "a queue is given twice"),
         ("other=1", "names other, which WORKER_QUEUE does not name"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused_at_the_start(value, message, monkeypatch):
+def test_invalid_limits_are_refused_at_startup(value, message, monkeypatch):
     monkeypatch.setenv("WORKER_QUEUE_CONCURRENCY", value)
 
     with pytest.raises(InvalidRequest, match="WORKER_QUEUE_CONCURRENCY") as refusal:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.requirement("E8"), pytest.mark.alone]
 
 
 class SilencingProxy:
-    """Forwards connections to the server. Those that are open when it is silenced stay open, and carry nothing more."""
+    """Forwards connections to the server. Those that are open when it is silenced stay open without any data."""
 
     def __init__(self, dsn: str) -> None:
         self._target = conninfo_to_dict(dsn)
@@ -75,16 +75,16 @@ async def send(dsn: str, topic: str) -> None:
         await connection.execute(psycopg.sql.SQL("NOTIFY {}").format(psycopg.sql.Identifier(channel_of(topic))))
 
 
-async def test_notifications_resume_after_a_connection_fell_silent(database, monkeypatch):
+async def test_notifications_resume_after_a_connection_has_fallen_silent(database, monkeypatch):
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.3)
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.3)
     async with SilencingProxy(database).running() as proxy:
         notifier = PostgresNotifier(proxy.dsn, ["jobs"])
         notifier.start()
         try:
-            assert await notifier.wait(5) == {"jobs"}  # it listens
+            assert await notifier.wait(5) == {"jobs"}  # now it listens
             await asyncio.sleep(1)
-            assert await notifier.wait(0) == frozenset(), "checks that succeed wake no process"
+            assert await notifier.wait(0) == frozenset(), "a successful check must not wake the listener"
             before = proxy.connections
 
             proxy.silence()
@@ -95,12 +95,12 @@ async def test_notifications_resume_after_a_connection_fell_silent(database, mon
         finally:
             await notifier.close()
 
-    assert missed == {"jobs"}, "after the reconnect everything is read"
+    assert missed == {"jobs"}, "after a reconnect, all topics must be reported"
     assert topics == {"jobs"}
     assert proxy.connections > before
 
 
-async def test_a_notification_during_a_check_is_heard(database, monkeypatch):
+async def test_a_notification_during_a_check_is_received(database, monkeypatch):
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.001)
     notifier = PostgresNotifier(database, ["jobs"])
     notifier.start()
@@ -113,8 +113,8 @@ async def test_a_notification_during_a_check_is_heard(database, monkeypatch):
         await notifier.close()
 
 
-async def test_polling_finds_what_silent_listeners_do_not_hear(database, monkeypatch):
-    """The listeners of orchestrator and worker are silent all the time; their other connections work."""
+async def test_polling_completes_jobs_while_listeners_are_silent(database, monkeypatch):
+    """The listeners of orchestrator and worker fall silent; their other connections work."""
     async with SilencingProxy(database).running() as proxy:
         listen = module.connect
 

@@ -1,4 +1,4 @@
-"""An owner that holds an old view of its job decides nothing on it."""
+"""An owner with an outdated view of its job reads the view again before it decides."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from tests.engine.harness import engine
 pytestmark = [pytest.mark.requirement("E7"), pytest.mark.alone]
 
 
-async def test_a_view_behind_the_events_is_read_again_and_loses_no_result(database):
+async def test_a_view_that_lacks_the_last_event_is_read_again_and_no_result_is_lost(database):
     async with engine(database, workers=0) as running:
         (orchestrator,) = running.orchestrators
         job_id = await running.submit("echo_test", message="hi")

@@ -1,4 +1,4 @@
-"""Idempotent submission: one key, one job, and an answer in every state."""
+"""Idempotent submission: one key names one job, and a repeated submission returns its state."""
 
 import asyncio
 
@@ -30,7 +30,7 @@ def submission(key=None, by=None, **inputs):
     return Submission(workflow_id="once", input_params=inputs, idempotency_key=key, submitted_by=by)
 
 
-async def test_a_repeated_submission_answers_in_every_state(database):
+async def test_a_repeated_submission_returns_the_existing_job_and_its_state(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
         first = await submit_once(running.ledger, running.library, submission(n=1))
@@ -46,7 +46,7 @@ async def test_a_repeated_submission_answers_in_every_state(database):
         assert done.result_data == {"good": {"echoed_params": {"n": 1}}}
 
 
-async def test_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(database):
+async def test_a_repeated_submission_names_the_failed_stage_and_force_starts_a_new_job(database):
     async with engine(database) as running:
         running.add(workflow(ONCE))
         first = await submit_once(running.ledger, running.library, submission(n=1, fail=True))
@@ -64,7 +64,7 @@ async def test_a_failed_job_says_where_it_failed_and_force_starts_a_new_one(data
         await running.wait(forced.job_id)
 
 
-async def test_of_two_that_race_one_creates_the_job(database):
+async def test_only_one_of_several_concurrent_submissions_creates_the_job(database):
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(ONCE))
         ledgers = [PostgresLedger(database, f"racer-{n}") for n in range(8)]
@@ -110,7 +110,7 @@ RESERVED = """
 
 
 @pytest.mark.requirement("W1")
-async def test_only_the_platform_itself_sets_reserved_inputs(database):
+async def test_only_the_platform_itself_can_set_reserved_inputs(database):
     submission = Submission(workflow_id="reserved", inputs={"n": 1, "place": "roads"})
     async with engine(database, orchestrators=0, workers=0) as running:
         running.add(workflow(RESERVED))

@@ -37,7 +37,7 @@ nodes:
 inputs:
   message: {type: string, default: kept}
 """
-# In the words of the release BEFORE_ASSETS.
+# With the names of the release BEFORE_ASSETS.
 SUBMIT_RASTER = """\
 import asyncio, sys
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -60,7 +60,7 @@ asyncio.run(main())
 
 
 class OldRelease:
-    """The software of an earlier commit, in a folder of its own."""
+    """The software of an earlier commit, in its own folder."""
 
     def __init__(self, commit: str, folder: Path, running: Fleet) -> None:
         self.source = folder / commit
@@ -97,7 +97,7 @@ class OldRelease:
         self.run("submit", str(self.workflow))
 
     def submit_raster(self, name: str) -> None:
-        """As its API does, which is disabled here."""
+        """Submit a job as the API of the old release does, which is disabled here."""
         subprocess.run([sys.executable, "-c", SUBMIT_RASTER, name], env=self.environment(), cwd=self.source, check=True)
 
 
@@ -116,17 +116,17 @@ def require_known(commit: str) -> None:
         pytest.skip(f"the history of this clone does not reach back to {commit}")
 
 
-async def in_the_middle(running: Fleet) -> None:
-    """Some tasks have ended, and others run."""
+async def wait_until_half_done(running: Fleet) -> None:
+    """Wait until some tasks have ended while others run."""
 
-    async def is_there() -> bool:
+    async def is_half_done() -> bool:
         (row,) = await running.rows("""
             SELECT count(*) FILTER (WHERE status = 'succeeded') >= 5 AND count(*) FILTER (WHERE status = 'running') >= 2
-                   AS is_there
+                   AS is_half_done
               FROM dagapp.dag_tasks""")
-        return row["is_there"]
+        return row["is_half_done"]
 
-    await running.until(is_there, 30, "work in the middle")
+    await running.until(is_half_done, 30, "tasks that have ended and tasks that run")
 
 
 async def outcome(running: Fleet) -> list[dict]:
@@ -146,7 +146,7 @@ async def outcome(running: Fleet) -> list[dict]:
 @pytest.mark.parametrize(
     "is_rolling", [pytest.param(False, id="killed"), pytest.param(True, id="rolling", marks=pytest.mark.slow)]
 )
-async def test_a_new_release_finishes_what_an_old_one_has_begun(empty_database, tmp_path, is_rolling):
+async def test_a_new_release_finishes_the_jobs_of_an_old_one(empty_database, tmp_path, is_rolling):
     """Killed: the old processes die in the middle, then the schema is migrated. Rolling: the schema is migrated and the
     new processes start while the old ones run."""
     require_known(OLDEST)
@@ -156,7 +156,7 @@ async def test_a_new_release_finishes_what_an_old_one_has_begun(empty_database, 
         before = [await old.start("orchestrator"), await old.start("worker")]
         for _ in range(JOBS):
             old.submit()
-        await in_the_middle(running)
+        await wait_until_half_done(running)
         if not is_rolling:
             for process in before:
                 process.kill()
@@ -188,7 +188,7 @@ async def test_a_new_release_registers_the_tiles_that_an_old_one_has_written(emp
         orchestrator, worker = await old.start("orchestrator"), await old.start("worker")
         old.submit_raster("dem.tif")
         await running.until(lambda: tiles(running), 20, "tasks for the tiles")
-        orchestrator.kill()  # without it, nothing follows the tiles
+        orchestrator.kill()  # without an orchestrator, no nodes after the tiles start
         await running.until(lambda: are_written(running), 20, "all tiles")
         worker.kill()
         before = {row["node_id"] for row in await running.rows("SELECT node_id FROM dagapp.dag_tasks")}
@@ -201,11 +201,13 @@ async def test_a_new_release_registers_the_tiles_that_an_old_one_has_written(emp
         items = await running.rows("SELECT content FROM dagapp.stac_documents WHERE document_id <> ''")
         written = await tiles(running)
 
-    assert not before & {"mosaic", "collection", "register__0"}, "the old release did more than the tiles"
+    assert not before & {"mosaic", "collection", "register__0"}, "the old release has done more than write the tiles"
     assert (job["status"], job["error_message"]) == ("completed", None)
     assert len(items) == len(written) == job["result_data"]["total_tiles"] == 4
     declared = {address for item in items for address in item["content"]["stac_extensions"]}
-    assert "https://stac-extensions.github.io/projection/v2.0.0/schema.json" in declared, "as the old release wrote it"
+    assert "https://stac-extensions.github.io/projection/v2.0.0/schema.json" in declared, (
+        "the items must be those that the old release wrote"
+    )
 
 
 async def tiles(running: Fleet) -> list[dict]:

@@ -1,4 +1,4 @@
-"""What jobs leave in storage is deleted once it cannot be needed any more, and nothing else is."""
+"""Files that jobs leave in storage are deleted when they cannot be needed any more; other files are kept."""
 
 import asyncio
 import threading
@@ -42,7 +42,7 @@ class Place:
         self.dsn, self.folder = dsn, folder
         self.storage = open_storage(fast_settings(storage_folder=folder))
         self._tidies: list[Tidy] = []
-        self._killed: list[AbstractContextManager[Path]] = []  # attempts that did not come to their end
+        self._killed: list[AbstractContextManager[Path]] = []  # scratch folders of attempts that were killed
 
     def tidy(self, storage: Storage | None = None, **settings: Any) -> Tidy:
         tidy = tidy_of(fast_settings(storage_folder=self.folder, **settings), self.dsn)
@@ -58,7 +58,7 @@ class Place:
         return swept
 
     async def job(self, status: str, ended_ago: float = 0.0, *, has_row: bool = True) -> UUID:
-        """One that ended some seconds ago, with a blob and what a killed attempt left."""
+        """A job that ended `ended_ago` seconds ago, with a blob and the scratch folder of a killed attempt."""
         job_id = new_job_id(round((time.time() - ended_ago - 60) * 1000))
         if has_row:
             await self.sql(
@@ -70,10 +70,10 @@ class Place:
                 status,
                 ended_ago,
             )
-        self.fill(job_id)
+        self.add_files(job_id)
         return job_id
 
-    def fill(self, job_id: UUID) -> None:
+    def add_files(self, job_id: UUID) -> None:
         self.put(f"{job_id}/deep/copy.tif", b"12345")
         self._killed.append(self.storage.scratch(job_id))
         (self._killed[-1].__enter__() / "half.tif").write_bytes(b"x")
@@ -81,13 +81,13 @@ class Place:
     def put(self, blob: str, data: bytes = b"x") -> None:
         self.storage.put(self.storage.location(blob, zone=Zone.SILVER), data)
 
-    def left(self, job_id: UUID) -> set[str]:
+    def remaining(self, job_id: UUID) -> set[str]:
         places = {"blobs": "silver/silver", "scratch": "silver/.scratch"}
         return {name for name, place in places.items() if (self.folder / place / str(job_id)).exists()}
 
     async def sql(self, statement: str, *values: Any) -> list[Any]:
         async with await psycopg.AsyncConnection.connect(self.dsn, autocommit=True) as connection:
-            await connection.execute("SET session_replication_role = replica")  # rows without the other rows of a job
+            await connection.execute("SET session_replication_role = replica")  # without foreign keys
             cursor = await connection.execute(statement, values or None)
             return await cursor.fetchall() if cursor.description else []
 
@@ -111,13 +111,13 @@ def targets(swept: SweepResult) -> list[str]:
 
 
 @pytest.mark.requirement("S4")
-async def test_files_of_a_job_that_completed_go_after_a_while_and_their_space_is_free(place):
+async def test_files_of_a_completed_job_are_deleted_after_the_grace_period(place):
     young = await place.job("completed", 0.5 * HOUR)
     old = await place.job("completed", 1.5 * HOUR)
 
     swept = await place.run_once(intermediate_grace_sec=HOUR)
 
-    assert (place.left(young), place.left(old)) == ({"blobs"}, set())
+    assert (place.remaining(young), place.remaining(old)) == ({"blobs"}, set())
     (action,) = [action for action in swept.actions if action.target_id == str(old)]
     assert (action.action_type, action.target_type) == ("files_removed", "job")
     assert action.detail == {"status": "completed", "objects": 1, "bytes": 5, "has_scratch": True}
@@ -128,26 +128,26 @@ async def test_files_of_a_job_that_completed_go_after_a_while_and_their_space_is
 
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize("status", ["failed", "cancelled", "partial_success"])
-async def test_files_that_a_resume_may_need_stay_longer(place, status):
+async def test_files_that_a_resume_may_need_are_kept_longer(place, status):
     before, after = await place.job(status, 9 * DAY), await place.job(status, 11 * DAY)
     just = await place.job(status, 60)
 
     await place.run_once(intermediate_failed_days=10)
 
-    assert (place.left(before), place.left(after)) == ({"blobs"}, set())
-    assert place.left(just) == {"blobs", "scratch"}, "an attempt may still be at work"
+    assert (place.remaining(before), place.remaining(after)) == ({"blobs"}, set())
+    assert place.remaining(just) == {"blobs", "scratch"}, "an attempt may still be running"
     await place.run_once(intermediate_failed_days=0)
-    assert place.left(before) == {"blobs"}, "as long as the job"
+    assert place.remaining(before) == {"blobs"}, "with 0 days, blobs must be kept as long as the job"
 
 
 @pytest.mark.requirement("S4")
-async def test_nothing_of_a_job_that_is_not_over_is_touched(place):
+async def test_files_of_a_job_that_has_not_ended_are_not_touched(place):
     jobs = [await place.job(status, 400 * DAY) for status in ("pending", "running")]
     await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '400 days' WHERE job_id = %s", jobs[1])
 
     assert (await place.run_once(retention_days=1)).actions == ()
 
-    assert [place.left(job_id) for job_id in jobs] == [{"blobs", "scratch"}] * 2
+    assert [place.remaining(job_id) for job_id in jobs] == [{"blobs", "scratch"}] * 2
 
 
 @pytest.mark.requirement("S4")
@@ -163,11 +163,11 @@ async def test_files_of_a_job_with_a_running_task_are_not_touched(place):
 
     await place.run_once()
 
-    assert (place.left(busy), place.left(lost)) == ({"blobs", "scratch"}, {"blobs"})
+    assert (place.remaining(busy), place.remaining(lost)) == ({"blobs", "scratch"}, {"blobs"})
 
 
 @pytest.mark.requirement("S4")
-async def test_what_is_not_named_exactly_like_a_job_is_never_touched(place):
+async def test_only_folders_named_exactly_like_a_job_are_deleted(place):
     job_id = await place.job("completed", DAY)
     others = [
         "cogs/dem/v0/r1/a.tif",
@@ -188,39 +188,39 @@ async def test_what_is_not_named_exactly_like_a_job_is_never_touched(place):
 
     await place.run_once(retention_days=1)
 
-    assert place.left(job_id) == set()
+    assert place.remaining(job_id) == set()
     assert all((place.folder / "silver/silver" / blob).exists() for blob in others)
     assert (outside / "kept").exists()
 
 
 @pytest.mark.requirement("D5")
-async def test_files_of_deleted_jobs_go_at_once_where_retention_can_have_deleted_them(place):
+async def test_files_of_missing_jobs_are_deleted_if_retention_can_have_deleted_the_jobs(place):
     old, young = [await place.job("", days * DAY, has_row=False) for days in (3, 1)]
 
     assert (await place.run_once(retention_days=0)).actions == ()
     swept = await place.run_once(retention_days=2)
 
-    assert (place.left(old), place.left(young)) == (set(), {"blobs", "scratch"})
+    assert (place.remaining(old), place.remaining(young)) == (set(), {"blobs", "scratch"})
     assert swept.actions[0].reason.startswith("the job was deleted: ")
 
 
 @pytest.mark.requirement("D5")
-async def test_files_go_with_the_job_that_retention_deletes(place):
+async def test_files_are_deleted_after_retention_has_deleted_their_job(place):
     job_id = await place.job("failed", 3 * DAY)
     retention = PostgresRetention(place.dsn)
     settings = {"retention_days": 2, "intermediate_failed_days": 0}
     await place.run_once(**settings)
-    assert place.left(job_id) == {"blobs"}
+    assert place.remaining(job_id) == {"blobs"}
 
     assert await retention.prune_jobs(2 * DAY, 10) == 1
     await place.run_once(**settings)
 
-    assert place.left(job_id) == set()
+    assert place.remaining(job_id) == set()
     await retention.close()
 
 
 @pytest.mark.requirement("D5")
-async def test_what_a_job_made_without_a_submission_goes_with_the_job_and_not_before(place):
+async def test_outputs_without_an_asset_are_deleted_after_their_job_and_not_before(place):
     job_id, other = await place.job("completed", 3 * DAY), await place.job("completed", 1 * DAY)
     blobs = [f"{kind}/job-{job_id}/v0/r1/a.tif" for kind in ("cogs", "mosaics", "tiling_schemes", "stac", "recipes")]
     kept = [f"cogs/job-{other}/v0/r1/a.tif", "cogs/job-dem/v0/r1/a.tif", f"cogs/job-{uuid4()}/v0/r1/a.tif"]
@@ -247,34 +247,34 @@ async def test_what_a_job_made_without_a_submission_goes_with_the_job_and_not_be
 
 
 @pytest.mark.requirement("S4")
-async def test_a_dry_run_reports_the_same_and_changes_nothing(place):
+async def test_a_dry_run_reports_the_same_actions_and_deletes_nothing(place):
     job_id = await place.job("completed", DAY)
 
     dry = await place.run_once(is_dry=True)
 
     assert (targets(dry), await place.actions()) == ([str(job_id)], [])
-    assert place.left(job_id) == {"blobs", "scratch"}
-    wet = await place.run_once()
-    assert [action.reason for action in wet.actions] == [action.reason for action in dry.actions]
+    assert place.remaining(job_id) == {"blobs", "scratch"}
+    actual = await place.run_once()
+    assert [action.reason for action in actual.actions] == [action.reason for action in dry.actions]
     assert await place.actions() == [("files_removed", str(job_id))]
 
 
-# --- with others ------------------------------------------------------------------------------------------------------
+# --- concurrency ------------------------------------------------------------------------------------------------------
 
 
-class Slow:
+class SlowStorage:
     """A disk on which the removal of blobs waits until the test lets it continue."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self.is_at_it, self.may_go_on = threading.Event(), threading.Event()
+        self.is_removing, self.may_continue = threading.Event(), threading.Event()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
     def clear_intermediate(self, job_id: UUID) -> None:
-        self.is_at_it.set()
-        assert self.may_go_on.wait(10)
+        self.is_removing.set()
+        assert self.may_continue.wait(10)
         self._storage.clear_intermediate(job_id)
 
 
@@ -283,11 +283,11 @@ async def test_a_job_cannot_be_resumed_while_its_files_are_removed_and_the_loop_
     async with engine(place.dsn) as running:
         job = await running.run(FAILING)
         job_id = job["job_id"]
-        place.fill(job_id)
+        place.add_files(job_id)
         await place.sql("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '40 days'")
-        slow = Slow(place.storage)
+        slow = SlowStorage(place.storage)
         turn = asyncio.create_task(place.tidy(slow).run_once(uuid4()))
-        await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
+        await until(lambda: asyncio.sleep(0, slow.is_removing.is_set()))
 
         resume = asyncio.create_task(rerun.resume(running.ledger, job_id))
 
@@ -296,35 +296,35 @@ async def test_a_job_cannot_be_resumed_while_its_files_are_removed_and_the_loop_
 
         await until(waits)
         assert not resume.done()
-        slow.may_go_on.set()
+        slow.may_continue.set()
         assert targets(await turn) == [str(job_id)]
         assert (await resume).status == "resumed"
-        place.fill(job_id)
+        place.add_files(job_id)
         assert (await running.wait(job_id))["status"] == "failed"
         assert (await place.run_once()).actions == ()
-        assert place.left(job_id) == {"blobs", "scratch"}, "it has ended a moment ago"
+        assert place.remaining(job_id) == {"blobs", "scratch"}, "the job has just ended"
 
 
 @pytest.mark.requirement("S4")
-async def test_a_job_that_is_about_to_be_resumed_is_left_alone(place):
+async def test_files_of_a_job_that_is_being_resumed_are_not_touched(place):
     held, free = [await place.job("failed", 40 * DAY) for _ in range(2)]
-    async with await psycopg.AsyncConnection.connect(place.dsn) as someone:
-        await someone.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [held])
+    async with await psycopg.AsyncConnection.connect(place.dsn) as other_session:
+        await other_session.execute("SELECT 1 FROM dagapp.dag_jobs WHERE job_id = %s FOR NO KEY UPDATE", [held])
 
         swept = await place.run_once()
 
     assert targets(swept) == [str(free)]
-    assert place.left(held) == {"blobs", "scratch"}
+    assert place.remaining(held) == {"blobs", "scratch"}
 
 
 @pytest.mark.requirement("S4")
-async def test_many_at_once_remove_each_once(place):
+async def test_concurrent_orchestrators_remove_the_files_of_each_job_once(place):
     jobs = [await place.job("completed", DAY) for _ in range(30)]
     many = [place.tidy() for _ in range(4)]
 
     async def work(tidy: Tidy) -> list[str]:
         done: list[str] = []
-        while any(map(place.left, jobs)):
+        while any(map(place.remaining, jobs)):
             done += targets(await tidy.run_once(uuid4()))
         return done
 
@@ -354,7 +354,7 @@ async def test_files_that_another_orchestrator_has_removed_since_they_were_liste
 
 
 @pytest.mark.requirement("S4")
-async def test_the_record_of_removed_files_names_only_what_was_still_there(place, monkeypatch):
+async def test_the_record_names_only_files_that_still_existed(place, monkeypatch):
     """Another orchestrator has removed the scratch folder since it was listed, but not the objects."""
     job_id = await place.job("completed", DAY)
     tidy = place.tidy()
@@ -370,26 +370,26 @@ async def test_the_record_of_removed_files_names_only_what_was_still_there(place
 
 
 @pytest.mark.requirement("S4")
-async def test_one_run_removes_a_bounded_number_of_jobs(place, monkeypatch):
+async def test_one_run_removes_the_files_of_a_limited_number_of_jobs(place, monkeypatch):
     monkeypatch.setattr(tidying, "JOBS_AT_ONCE", 3)
     jobs = [await place.job("completed", DAY) for _ in range(5)]
 
     first, second = await place.run_once(), await place.run_once()
 
     assert (len(first.actions), len(second.actions)) == (3, 2)
-    assert not any(map(place.left, jobs))
+    assert not any(map(place.remaining, jobs))
 
 
 @pytest.mark.requirement("S4")
-async def test_one_run_takes_a_bounded_time(place, monkeypatch):
+async def test_one_run_takes_a_limited_time(place, monkeypatch):
     monkeypatch.setattr(tidying, "REMOVING_SECONDS", -1.0)
     job_id = await place.job("completed", DAY)
 
     assert (await place.run_once()).actions == ()
-    assert place.left(job_id) == {"blobs", "scratch"}
+    assert place.remaining(job_id) == {"blobs", "scratch"}
 
 
-# --- trouble ----------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("E27")
@@ -397,27 +397,27 @@ async def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_the_oth
     jobs = [await place.job("completed", DAY) for _ in range(3)]
     bad = jobs[0]
 
-    class Bad(Slow):
+    class ReadOnlyStorage(SlowStorage):
         def clear_intermediate(self, job_id: UUID) -> None:
             if job_id == bad:
                 raise Unavailable("the disk is read-only", code="storage.unavailable")
             self._storage.clear_intermediate(job_id)
 
-    tidy = place.tidy(Bad(place.storage))
+    tidy = place.tidy(ReadOnlyStorage(place.storage))
 
     swept = await tidy.run_once(uuid4())
 
     assert targets(swept) == sorted(map(str, jobs[1:]))
     assert tidy.errors == 1
-    assert place.left(bad) == {"blobs", "scratch"}
+    assert place.remaining(bad) == {"blobs", "scratch"}
 
 
 @pytest.mark.requirement("E27")
-async def test_a_disk_that_is_away_ends_nothing_and_is_tried_again(place):
+async def test_an_unavailable_disk_does_not_end_the_loop_and_is_tried_again(place):
     job_id = await place.job("completed", DAY)
     is_away = True
 
-    class Away(Slow):
+    class UnavailableStorage(SlowStorage):
         def scratch_jobs(self) -> Any:
             if is_away:
                 raise OSError(5, "Input/output error")
@@ -426,19 +426,19 @@ async def test_a_disk_that_is_away_ends_nothing_and_is_tried_again(place):
         def clear_intermediate(self, job_id: UUID) -> None:
             self._storage.clear_intermediate(job_id)
 
-    tidy = place.tidy(Away(place.storage), janitor_interval_sec=0.01)
+    tidy = place.tidy(UnavailableStorage(place.storage), janitor_interval_sec=0.01)
     running = asyncio.create_task(tidy.run())
     await until(lambda: asyncio.sleep(0, tidy.errors > 1))
     is_away = False
 
     await until(lambda: asyncio.sleep(0, tidy.tidied_jobs))
 
-    assert place.left(job_id) == set()
+    assert place.remaining(job_id) == set()
     running.cancel()
 
 
 @pytest.mark.requirement("S4")
-async def test_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_made(place):
+async def test_a_storage_folder_that_does_not_exist_is_not_created(place):
     await place.sql("SELECT 1")
     place.folder = place.folder / "elsewhere"
 
@@ -447,25 +447,25 @@ async def test_where_the_storage_is_not_there_nothing_is_done_and_nothing_is_mad
     assert not place.folder.exists()
 
 
-# --- where it runs ----------------------------------------------------------------------------------------------------
+# --- in the janitor ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("S4")
-async def test_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place):
+async def test_the_janitor_removes_files_and_does_not_wait_for_a_disk_that_hangs(place):
     job_id = await place.job("completed", DAY)
-    slow = Slow(place.storage)
+    slow = SlowStorage(place.storage)
     tidy = place.tidy(slow, janitor_interval_sec=0.01)
     janitor = Janitor(tidy.settings, PostgresJanitor(place.dsn), PostgresRetention(place.dsn), tidy=tidy)
     running = asyncio.create_task(janitor.run())
-    await until(lambda: asyncio.sleep(0, slow.is_at_it.is_set()))
+    await until(lambda: asyncio.sleep(0, slow.is_removing.is_set()))
     runs = janitor.counters.runs
 
     await until(lambda: asyncio.sleep(0, janitor.counters.runs > runs + 2))
 
     assert janitor.stats()["tidied_jobs"] == 0
-    slow.may_go_on.set()
+    slow.may_continue.set()
     await until(lambda: asyncio.sleep(0, janitor.stats()["tidied_jobs"] == 1))
-    assert place.left(job_id) == set()
+    assert place.remaining(job_id) == set()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -473,7 +473,7 @@ async def test_the_janitor_runs_it_and_does_not_wait_for_a_disk_that_hangs(place
 
 
 @pytest.mark.requirement("S4")
-def test_removing_files_can_be_switched_off():
+def test_removing_files_can_be_disabled():
     assert tidy_of(fast_settings(tidy_enabled=False), "postgresql://nowhere") is None
 
 
@@ -485,10 +485,10 @@ async def test_a_janitor_run_on_request_removes_files_too(place):
         api(place.dsn, running, storage_folder=place.folder) as client,
     ):
         dry = await ok(client.post(f"{V1}/janitor/run", params={"dry_run": True}))
-        assert place.left(job_id) == {"blobs", "scratch"}
-        wet = await ok(client.post(f"{V1}/janitor/run"))
+        assert place.remaining(job_id) == {"blobs", "scratch"}
+        actual = await ok(client.post(f"{V1}/janitor/run"))
 
-    actions = [(action["action_type"], action["target_id"]) for action in wet["actions"]]
+    actions = [(action["action_type"], action["target_id"]) for action in actual["actions"]]
     assert actions == [("files_removed", str(job_id))]
     assert len(dry["actions"]) == 1
-    assert place.left(job_id) == set()
+    assert place.remaining(job_id) == set()

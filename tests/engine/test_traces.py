@@ -147,7 +147,7 @@ MANY = f"""
 """
 
 
-async def test_a_large_fan_out_is_traced_in_part(database, collector):
+async def test_only_the_first_children_of_a_large_fan_out_are_traced(database, collector):
     with traced(collector):
         async with engine(database, traces_fan_out_limit=20) as running:
             await running.run(workflow(MANY))
@@ -157,7 +157,7 @@ async def test_a_large_fan_out_is_traced_in_part(database, collector):
     assert len(collector.named("advance job")) <= 21
 
 
-async def test_traces_that_are_not_sampled_cost_nothing_later(database, collector):
+async def test_a_trace_that_is_not_sampled_is_not_stored(database, collector):
     with traced(collector, ratio=0.0):
         async with engine(database) as running:
             await running.run("hello_world")
@@ -173,7 +173,7 @@ async def test_traces_that_are_not_sampled_cost_nothing_later(database, collecto
                 http.post("/api/v1/jobs", json={"workflow_id": "echo_test"}, headers={"traceparent": OUTSIDE}), 202
             )
             await running.wait(sent["job_id"])
-    assert len(collector.named("task echo")) == 1, "the client has decided to sample"
+    assert len(collector.named("task echo")) == 1, "the client has decided that this trace is sampled"
 
 
 async def test_a_collector_that_is_down_delays_nothing(database):
@@ -207,7 +207,7 @@ async def test_a_malformed_traceparent_is_ignored(database, collector):
     assert [span.parent_span_id for span in collector.named("GET")] == [b""] * len(sent)
 
 
-def test_without_a_collector_nothing_of_it_is_imported():
+def test_without_a_collector_the_opentelemetry_sdk_is_not_imported():
     code = (
         "import sys; from dagmaster.observe import traces; import dagmaster.worker.loop, dagmaster.api.app;"
         "traces.configure('x', None)\n"

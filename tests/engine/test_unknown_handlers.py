@@ -1,4 +1,4 @@
-"""Orchestrators of different releases side by side: work that one does not know waits for another that does."""
+"""Orchestrators of different releases run together: a node waits for an orchestrator that knows its handler."""
 
 import asyncio
 
@@ -33,8 +33,8 @@ def one(queue: str = "") -> str:
     return ONE.replace("QUEUE", f"queue: {queue}," if queue else "")
 
 
-async def older(running: Engine, *, worker: bool = False) -> Orchestrator:
-    """An orchestrator of the release before, without the new handler; with a worker of that release."""
+async def start_older(running: Engine, *, worker: bool = False) -> Orchestrator:
+    """Start an orchestrator, and if requested a worker, of the previous release, without the new handler."""
     registry = running.registry
     running.registry = Registry(handler for handler in registry.values() if handler.name != NEW.name)
     try:
@@ -56,7 +56,7 @@ async def events_of(running: Engine, job_id, node_id: str) -> list[str]:
 @pytest.mark.parametrize("definition", [one(), SPREAD], ids=["task", "fan_out"])
 async def test_a_node_waits_for_an_orchestrator_that_knows_its_handler(database, definition):
     async with engine(database, handlers=[NEW], orchestrators=0) as running:
-        old = await older(running)
+        old = await start_older(running)
         job_id = await running.submit(workflow(definition))
         (work,) = await deferred(running, job_id)
         nodes = await running.nodes(job_id)
@@ -74,20 +74,20 @@ async def test_a_node_waits_for_an_orchestrator_that_knows_its_handler(database,
     assert new.counters.errors == old.counters.errors == 0
 
 
-async def test_an_orchestrator_that_does_not_know_the_handler_leaves_the_job_to_one_that_does(database):
-    """Both are alive from the beginning, and the old one is asked first."""
+async def test_an_orchestrator_releases_a_job_for_another_one_that_knows_its_handler(database):
+    """Both are alive from the beginning, and the old one was started first."""
     async with engine(database, handlers=[NEW], orchestrators=0) as running:
-        await older(running)
+        await start_older(running)
         await running.start_orchestrator()
         await until(lambda: running.rows("SELECT 1 FROM dagapp.orchestrators HAVING count(*) = 2"))
         ended = [await running.run(workflow(one()), timeout=60) for _ in range(6)]
         epochs = [job["epoch"] for job in ended]
 
     assert {job["status"] for job in ended} == {"completed"}
-    assert max(epochs) <= 2, "a job went to and fro between its owners"
+    assert max(epochs) <= 2, "a job was passed back and forth between its owners"
 
 
-async def test_a_job_whose_handlers_are_spread_over_two_orchestrators_ends(database):
+async def test_a_job_ends_although_no_orchestrator_knows_all_its_handlers(database):
     other = Registration("give_other", "tests.engine.harness:give")
     both = one().replace("workflow_id: release", "workflow_id: both").replace("handler: give,", "handler: give_other,")
     async with engine(database, handlers=[NEW, other], orchestrators=0) as running:
@@ -104,20 +104,20 @@ async def test_a_job_whose_handlers_are_spread_over_two_orchestrators_ends(datab
 
 async def test_a_node_fails_when_no_live_process_knows_its_handler_for_the_configured_time(database):
     async with engine(database, handlers=[NEW], orchestrators=0, workers=0, unknown_handler_timeout_sec=0.5) as running:
-        await older(running, worker=True)
+        await start_older(running, worker=True)
         job = await running.run(workflow(one()))
         nodes, events = await running.nodes(job["job_id"]), await events_of(running, job["job_id"], "second")
 
     assert job["status"] == "failed"
     assert nodes["second"]["error"]["code"] == "handler.unknown"
     assert "give_new" in job["error_message"]
-    assert events == ["node_ready", "node_failed"], "what cannot succeed is not retried"
+    assert events == ["node_ready", "node_failed"], "a node with an unknown handler must not be retried"
     assert job["deferred_work"] is None
 
 
 async def test_a_live_worker_that_knows_the_handler_keeps_the_node_waiting(database):
     async with engine(database, handlers=[NEW], orchestrators=0, unknown_handler_timeout_sec=0.5) as running:
-        await older(running)
+        await start_older(running)
         job_id = await running.submit(workflow(one()))
         await deferred(running, job_id)
         await asyncio.sleep(2.5)
@@ -129,7 +129,7 @@ async def test_a_live_worker_that_knows_the_handler_keeps_the_node_waiting(datab
     assert job["status"] == "completed"
 
 
-async def test_a_queue_that_only_another_orchestrator_knows_is_waited_for(database):
+async def test_a_node_waits_for_an_orchestrator_that_knows_its_queue(database):
     async with engine(database, orchestrators=0) as running:
         await running.start_orchestrator()
         job_id = await running.submit(workflow(one("gpu").replace("give_new", "give")))
@@ -143,7 +143,7 @@ async def test_a_queue_that_only_another_orchestrator_knows_is_waited_for(databa
     assert job["status"] == "completed"
 
 
-async def test_orchestrators_that_lack_different_parts_do_not_pass_a_job_to_and_fro(database):
+async def test_a_job_is_not_passed_back_and_forth_if_no_orchestrator_can_route_it(database):
     """One knows the handler and not its queue, the other the queue and not the handler: neither can route the node."""
     far = Registration("give_new", "tests.engine.harness:give", queue="gpu")
     async with engine(database, handlers=[far], orchestrators=0, workers=0) as running:
@@ -165,10 +165,10 @@ async def test_orchestrators_that_lack_different_parts_do_not_pass_a_job_to_and_
     assert job["status"] == "completed"
 
 
-async def test_a_job_that_waits_for_a_handler_can_be_cancelled_and_meets_its_deadline(database):
+async def test_a_job_that_waits_for_a_handler_can_be_cancelled_and_has_a_deadline(database):
     late = one().replace("workflow_id: release", "workflow_id: late\n    timeout_seconds: 1")
     async with engine(database, handlers=[NEW], orchestrators=0) as running:
-        await older(running)
+        await start_older(running)
         cancelled, overdue = await running.submit(workflow(one())), await running.submit(workflow(late))
         await deferred(running, cancelled)
         await running.ledger.request_cancel(cancelled, by=None, reason=None)

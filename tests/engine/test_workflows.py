@@ -70,7 +70,7 @@ TYPED = """
         ({"name": "x", "cuont": 1}, "cuont"),
     ],
 )
-async def test_bad_inputs_are_refused_with_the_fields_name_and_nothing_is_created(database, inputs, field):
+async def test_invalid_inputs_are_refused_with_the_name_of_the_field_and_no_job_is_created(database, inputs, field):
     async with engine(database, orchestrators=0, workers=0) as running:
         with pytest.raises(InvalidRequest) as refusal:
             await running.submit(workflow(TYPED), **inputs)
@@ -97,7 +97,7 @@ async def test_inputs_that_are_left_out_have_their_defaults(database):
 
 
 @pytest.mark.requirement("W1")
-async def test_the_jobs_timeout_becomes_its_deadline(database):
+async def test_the_timeout_of_a_workflow_becomes_the_deadline_of_its_job(database):
     short = workflow("""
         workflow_id: short
         version: 1
@@ -148,7 +148,7 @@ EVERY_TYPE = """
 
 
 @pytest.mark.requirement("W2")
-async def test_only_tasks_children_and_a_fan_ins_handler_reach_a_worker(database):
+async def test_workers_run_only_tasks_children_and_handlers_of_fan_ins(database):
     async with engine(database) as running:
         job = await running.run(workflow(EVERY_TYPE))
         nodes, tasks = await running.nodes(job["job_id"]), await running.tasks(job["job_id"])
@@ -164,7 +164,7 @@ async def test_only_tasks_children_and_a_fan_ins_handler_reach_a_worker(database
 
 
 @pytest.mark.requirement("W3")
-async def test_a_nodes_own_depends_on_overrides_what_next_implies(database):
+async def test_depends_on_of_a_node_overrides_the_next_of_others(database):
     definition = workflow("""
         workflow_id: overriding
         version: 1
@@ -221,7 +221,7 @@ async def test_several_incoming_edges_mean_all_of(database):
 
 
 @pytest.mark.requirement("W3")
-async def test_any_of_goes_with_the_first_that_completes(database):
+async def test_any_of_starts_a_node_when_the_first_dependency_completes(database):
     definition = workflow("""
         workflow_id: racing
         version: 1
@@ -287,7 +287,7 @@ async def test_queue_and_timeout_come_from_yaml_then_registration_then_default(d
 
 
 @pytest.mark.requirement("W4")
-async def test_the_retry_policy_of_the_yaml_is_the_nodes_own(database):
+async def test_each_node_has_the_retry_policy_of_its_yaml(database):
     definition = workflow("""
         workflow_id: policies
         version: 1
@@ -308,7 +308,7 @@ async def test_the_retry_policy_of_the_yaml_is_the_nodes_own(database):
 
 
 @pytest.mark.requirement("W4")
-async def test_stage_and_importance_stay_with_the_jobs_definition(database):
+async def test_stage_and_importance_are_stored_in_the_definition_of_the_job(database):
     definition = workflow("""
         workflow_id: staged
         version: 1
@@ -372,7 +372,7 @@ TEMPLATES = """
 
 
 @pytest.mark.requirement("W5")
-async def test_an_expression_that_is_the_whole_value_keeps_its_type_and_keys_win_over_methods(database):
+async def test_an_expression_that_is_the_whole_value_keeps_its_type_and_keys_hide_methods(database):
     async with engine(database) as running:
         job = await running.run(workflow(TEMPLATES), files=["a", "b"], box={"west": 1.5}, count=3)
 
@@ -396,7 +396,7 @@ async def test_an_expression_that_is_the_whole_value_keeps_its_type_and_keys_win
 
 
 @pytest.mark.requirement("W5")
-async def test_a_value_that_is_missing_fails_the_node_and_says_which(database):
+async def test_a_missing_value_fails_the_node_and_the_error_names_it(database):
     definition = workflow("""
         workflow_id: missing
         version: 1
@@ -479,7 +479,7 @@ def _conditional(condition):
     ],
 )
 @pytest.mark.parametrize("size", [250, 100])
-async def test_a_condition_takes_one_branch_and_skips_what_only_the_other_reaches(database, condition, size):
+async def test_a_condition_takes_one_branch_and_skips_the_nodes_of_the_other(database, condition, size):
     async with engine(database) as running:
         job = await running.run(_conditional(condition), size=size)
         nodes = await running.nodes(job["job_id"])
@@ -520,7 +520,7 @@ BRANCHES = """
 @pytest.mark.parametrize(
     ("size", "taken"), [(99, {"direct"}), (100, {"tiled", "noted"}), (999, {"tiled", "noted"}), (1000, {"refused"})]
 )
-async def test_of_branches_the_first_that_holds_is_taken_else_the_default(database, size, taken):
+async def test_the_first_branch_whose_condition_holds_is_taken_otherwise_the_default(database, size, taken):
     async with engine(database) as running:
         job = await running.run(workflow(BRANCHES), size=size)
         nodes = await running.nodes(job["job_id"])
@@ -533,7 +533,7 @@ async def test_of_branches_the_first_that_holds_is_taken_else_the_default(databa
 
 
 @pytest.mark.requirement("W6")
-async def test_skipped_satisfies_all_of_but_any_of_needs_one_completed(database):
+async def test_a_skipped_node_satisfies_all_of_but_any_of_needs_a_completed_one(database):
     definition = workflow("""
         workflow_id: skipping
         version: 1
@@ -559,7 +559,7 @@ async def test_skipped_satisfies_all_of_but_any_of_needs_one_completed(database)
 
 
 @pytest.mark.requirement("W6")
-async def test_a_condition_that_cannot_be_compared_fails_clearly(database):
+async def test_a_condition_with_values_that_cannot_be_compared_fails_the_node(database):
     async with engine(database) as running:
         definition = _conditional("{{ nodes.measure.output.name }} > 100")
         job = await running.run(definition, size=1)
@@ -574,7 +574,7 @@ async def test_a_condition_that_cannot_be_compared_fails_clearly(database):
 
 
 @pytest.mark.requirement("W9")
-async def test_a_job_keeps_the_definition_it_started_with_whatever_is_deployed_later(database):
+async def test_a_job_keeps_its_definition_when_a_newer_one_is_deployed(database):
     def version(number, last):
         return workflow(f"""
             workflow_id: evolving
@@ -642,7 +642,7 @@ OF_EXTERNAL_COPIES = {"adf_export", "external_export", "unpublish"}
 
 @pytest.mark.requirement("W10")
 @pytest.mark.parametrize("workflow_id", SHIPPED)
-async def test_the_shipped_test_workflows_run(database, workflow_id):
+async def test_the_shipped_test_workflows_complete(database, workflow_id):
     inputs, result = SHIPPED[workflow_id]
 
     async with engine(database) as running:
@@ -762,7 +762,7 @@ async def test_by_default_the_result_is_the_outputs_of_the_nodes_before_an_end(d
 
 
 @pytest.mark.requirement("E26")
-async def test_outputs_that_have_no_value_fail_the_job_and_say_so(database):
+async def test_an_output_without_a_value_fails_the_job_with_the_reason(database):
     definition = workflow("""
         workflow_id: unmappable
         version: 1
@@ -777,11 +777,11 @@ async def test_outputs_that_have_no_value_fail_the_job_and_say_so(database):
         job = await running.run(definition)
 
     assert job["status"] == "failed"
-    assert job["error_message"] == "the workflow's outputs: `nodes.one.output.b` is undefined"
+    assert job["error_message"] == "the workflow's outputs could not be rendered: `nodes.one.output.b` is undefined"
 
 
 @pytest.mark.requirement("E17")
-async def test_outputs_of_what_failed_are_null_in_a_partial_success(database):
+async def test_outputs_of_failed_nodes_are_null_in_a_partial_success(database):
     text = """
         workflow_id: partly
         outputs: {good: "{{ nodes.good.output.echoed_params.n }}", bad: "{{ nodes.bad.output.n }}"}

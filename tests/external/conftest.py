@@ -1,4 +1,4 @@
-"""A kit of assets, and the chore that keeps the external zone in line with them."""
+"""A kit of assets, and the chore that keeps the external zone up to date."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

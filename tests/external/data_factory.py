@@ -1,4 +1,4 @@
-"""A local server that answers like Azure Resource Manager and the metadata service, as far as pipelines are concerned.
+"""A local server that imitates Azure Resource Manager and the metadata service, as far as pipelines need them.
 
 Its pipeline copies the objects of `file_list` from the silver zone to the external zone, as a real one is set up to do.
 Faults are queued by a test: each is used for one request.

@@ -1,4 +1,4 @@
-"""Public datasets with real files and documents, without rasters: any bytes will do where nothing reads pixels."""
+"""Public datasets with real files and documents. The files are not rasters, because nothing here reads pixels."""
 
 import hashlib
 import os
@@ -19,7 +19,7 @@ WORKFLOWS = ("external_export", "adf_export", "unpublish")
 
 
 async def processed(kit: Kit, dataset: str = "dem", *, tiles: int = 3, **options: Any) -> AssetSubmissionResult:
-    """Submitted and processed: files of 10 kB in silver, with their checksums in the documents. Not approved."""
+    """A dataset that is processed and not approved: files of 10 kB in silver, with their checksums in the documents."""
     submitted = await kit.submit(dataset, **options)
     await kit.write_documents(dataset, submitted.version_ordinal, submitted.revision, tiles=tiles)
     edition = Edition(dataset, submitted.version_ordinal, submitted.revision)

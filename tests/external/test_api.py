@@ -1,4 +1,4 @@
-"""The state of external copies over HTTP: who sees what of it, and who repeats an export."""
+"""The state of external copies over HTTP: who may see it, and who may repeat an export."""
 
 import pytest
 
@@ -12,7 +12,9 @@ from tests.external.kit import end, jobs
 pytestmark = pytest.mark.requirement("A5", "C3", "X1")
 
 
-async def test_the_state_the_urls_and_a_repetition_over_http(catalog_database, tmp_path):
+async def test_the_state_and_the_urls_of_copies_are_shown_and_operators_can_repeat_an_export(
+    catalog_database, tmp_path
+):
     async with opened_api(catalog_database, tmp_path) as api:
         chore = ExternalCopyChore(Settings(), PostgresExternalCopies(catalog_database), api.kit.library)
         await api.published("public")

@@ -1,5 +1,5 @@
-"""Processes die while they copy to the external zone or remove copies; others finish the work. Also with a pipeline of
-Azure Data Factory, and without a trace of its tokens."""
+"""Processes die while they copy to the external zone or remove copies, and others finish the work. Tested also with a
+pipeline of Azure Data Factory, whose tokens must not be stored or logged."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,13 +19,13 @@ from tests.operations.kit import BOB, Kit
 pytestmark = [pytest.mark.requirement("A5", "E5", "S4"), pytest.mark.timeout(240)]
 
 TILES = 3
-# What an export makes of a dataset: tiles, their items, mosaic, collection, manifest.
+# The objects of an exported dataset: tiles, their items, mosaic, collection, manifest.
 OBJECTS = 2 * TILES + 3
-ROOMY = {"orphan_threshold_sec": 0.8, "task_lease_sec": 2.0, "lease_renew_sec": 0.4, "max_losses": 100}
+SHORT_LEASES = {"orphan_threshold_sec": 0.8, "task_lease_sec": 2.0, "lease_renew_sec": 0.4, "max_losses": 100}
 
 
 async def prepared(kit: Kit, *datasets: str) -> None:
-    """Processed datasets whose jobs are forgotten: they ended by plain statements, which have no history."""
+    """Processed datasets. Their jobs are deleted: SQL statements ended them, so they have no valid history."""
     for dataset in datasets:
         await processed(kit, dataset, tiles=TILES)
     for table in ("dag_job_events", "dag_node_states", "dag_jobs"):
@@ -44,7 +44,7 @@ async def reaches(running: Fleet, kit: Kit, dataset: str, state: str) -> None:
 
 
 async def dies(running: Fleet, worker: Process, point: str) -> None:
-    """A worker, or the process of one of its handlers, dies at this point."""
+    """Start the worker, and wait until it or a child process of it dies at this crash point."""
     (before,) = await running.rows("SELECT clock_timestamp() AS now")
     worker.start(crash_point=point)
 
@@ -63,11 +63,11 @@ def copied(folder: Path, dataset: str) -> dict[str, str]:
     return {blob: digest for blob, digest in external_files(folder).items() if f"/{dataset}/" in blob}
 
 
-async def test_workers_die_while_they_copy_and_remove_and_the_next_one_finishes(kit: Kit, tmp_path: Path):
+async def test_if_a_worker_dies_while_it_copies_or_removes_the_next_one_finishes(kit: Kit, tmp_path: Path):
     points = ["handler.before-publish:2", "worker.after-handler:2"]
     datasets = [f"dem-{number}" for number in range(len(points))]
     await prepared(kit, *datasets)
-    async with fleet(kit.dsn, tmp_path, storage_folder=tmp_path, **ROOMY) as running:
+    async with fleet(kit.dsn, tmp_path, storage_folder=tmp_path, **SHORT_LEASES) as running:
         await running.start_one("orchestrator")
         worker = running.process("worker")
         for dataset, point in zip(datasets, points, strict=True):
@@ -95,9 +95,9 @@ async def test_workers_die_while_they_copy_and_remove_and_the_next_one_finishes(
     assert ends == [("external_export", "completed")] * 2 + [("unpublish", "completed")]
 
 
-async def test_lowering_the_clearance_during_an_export_leaves_nothing_outside(kit: Kit, tmp_path: Path):
+async def test_lowering_the_clearance_during_an_export_leaves_nothing_in_the_external_zone(kit: Kit, tmp_path: Path):
     await prepared(kit, "dem")
-    async with fleet(kit.dsn, tmp_path, storage_folder=tmp_path, **ROOMY) as running:
+    async with fleet(kit.dsn, tmp_path, storage_folder=tmp_path, **SHORT_LEASES) as running:
         await running.start_one("orchestrator")
         worker = running.process("worker")
         await publish(kit, "dem")
@@ -123,11 +123,11 @@ async def piped(kit: Kit, tmp_path: Path) -> AsyncIterator[tuple[Fleet, AzureLik
             "identity_endpoint": f"{cloud.url}/metadata/identity/oauth2/token",
             "identity_header": IDENTITY_SECRET,
         }
-        async with fleet(kit.dsn, tmp_path, storage_folder=tmp_path, **ROOMY, **settings) as running:
+        async with fleet(kit.dsn, tmp_path, storage_folder=tmp_path, **SHORT_LEASES, **settings) as running:
             yield running, cloud
 
 
-async def test_a_pipeline_copies_and_its_run_outlives_the_worker(
+async def test_the_run_of_a_pipeline_continues_after_the_worker_died(
     kit: Kit, tmp_path: Path, piped: tuple[Fleet, AzureLike]
 ):
     running, cloud = piped
@@ -152,7 +152,7 @@ async def test_a_pipeline_copies_and_its_run_outlives_the_worker(
     assert (state.run_id, run.parameters["export_id"]) == (run.run_id, str(state.job_id))
     assert len(copied(tmp_path, "dem")) == OBJECTS
 
-    # What the pipeline has damaged is found, and does not stay.
+    # Objects that the pipeline has damaged are detected and removed.
     cloud.statuses, cloud.damages = ["Succeeded"], True
     await publish(kit, "damaged")
     await reaches(running, kit, "damaged", "failed")
@@ -162,7 +162,7 @@ async def test_a_pipeline_copies_and_its_run_outlives_the_worker(
     await reaches(running, kit, "damaged", "withdrawn")
     assert copied(tmp_path, "damaged") == {}
 
-    # Tokens are nowhere.
+    # Tokens are neither in logs nor in the database.
     assert cloud.tokens_given
     logs = "".join(process.log.read_text() for process in running.processes)
     tables = await kit.rows("SELECT tablename FROM pg_tables WHERE schemaname = 'dagapp'")

@@ -30,7 +30,7 @@ def settings_of(cloud: AzureLike, **others: Any) -> Settings:
 
 
 class Pauses:
-    """Remembers the pauses that are asked for, and waits for none."""
+    """Records the requested pauses, and does not wait."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -50,7 +50,7 @@ async def transfer(exporter: PipelineCopy, *, cancelled: bool = False, stopping:
     return await exporter.transfer(ORDER, lambda: stopping, lambda: cancelled)
 
 
-async def test_a_run_is_started_with_its_parameters_and_followed_to_its_end(cloud: AzureLike):
+async def test_a_run_is_started_with_its_parameters_and_polled_until_its_end(cloud: AzureLike):
     run_id = await transfer(exporter_of(cloud))
 
     (run,) = cloud.runs
@@ -76,12 +76,12 @@ async def test_a_run_that_fails_or_is_cancelled_fails_the_export_and_a_retry_sta
 
     assert failed.value.code == "adf.run-failed"
     assert f"ended as {status}" in failed.value.message
-    assert "canary" not in str(failed.value), "what Azure says is redacted"
+    assert "canary" not in str(failed.value), "the message of Azure is redacted"
     cloud.statuses = ["Succeeded"]
     assert await transfer(exporter_of(cloud)) == cloud.runs[1].run_id
 
 
-async def test_throttling_and_server_errors_are_waited_for_as_long_as_the_server_says(cloud: AzureLike):
+async def test_after_throttling_and_server_errors_the_client_waits_as_long_as_the_server_requires(cloud: AzureLike):
     cloud.faults["createRun"].append(Fault(429, {"Retry-After": "17"}))
     cloud.faults["get"] += [Fault(503), Fault(429, {"Retry-After": "nonsense"}), Fault(500, {"Retry-After": "100000"})]
     pauses = Pauses()
@@ -94,7 +94,7 @@ async def test_throttling_and_server_errors_are_waited_for_as_long_as_the_server
 
 
 @pytest.mark.parametrize("fault", [Fault(None, is_done=True), Fault(500, is_done=True), Fault(200, is_done=True)])
-async def test_a_lost_answer_to_create_run_does_not_start_two_runs(cloud: AzureLike, fault: Fault):
+async def test_a_lost_response_to_create_run_does_not_start_two_runs(cloud: AzureLike, fault: Fault):
     cloud.faults["createRun"].append(fault)
 
     run_id = await transfer(exporter_of(cloud))
@@ -110,7 +110,7 @@ async def test_a_create_run_that_was_not_carried_out_is_repeated(cloud: AzureLik
     assert cloud.requests.count("createRun") == 2
 
 
-async def test_an_attempt_whose_worker_died_finds_its_run_on_any_page(cloud: AzureLike):
+async def test_the_run_of_an_attempt_whose_worker_died_is_found_on_any_page(cloud: AzureLike):
     for number in range(5):
         cloud.create({"export_id": f"other-{number}", "edition": "other/v0/r1"})
     with pytest.raises(Stopped):
@@ -122,14 +122,14 @@ async def test_an_attempt_whose_worker_died_finds_its_run_on_any_page(cloud: Azu
     assert cloud.runs[5].run_id == run_id
 
 
-async def test_a_cancelled_export_cancels_its_run_and_a_withdrawal_stops_runs_that_were_left(cloud: AzureLike):
+async def test_a_cancelled_export_cancels_its_run_and_a_withdrawal_cancels_abandoned_runs(cloud: AzureLike):
     cloud.statuses = ["InProgress"] * 100
     with pytest.raises(Stopped):
         await transfer(exporter_of(cloud), cancelled=True)
     assert [run.status for run in cloud.runs] == ["Cancelled"]
 
     with pytest.raises(Stopped):
-        await transfer(exporter_of(cloud), stopping=True)  # its worker stops, and the run goes on
+        await transfer(exporter_of(cloud), stopping=True)  # its worker stops, and the run continues
     cloud.create({"export_id": "job-9", "edition": "other/v0/r1"})
     assert await exporter_of(cloud).stop("dem/v0/r1") == 1
     assert [run.status for run in cloud.runs] == ["Cancelled", "Cancelled", "Queued"]
@@ -139,7 +139,7 @@ async def test_a_token_that_expires_or_is_refused_is_renewed(cloud: AzureLike):
     exporter = exporter_of(cloud)
     await transfer(exporter)
     assert cloud.tokens_given == 1
-    cloud.valid_tokens.clear()  # revoked, although its time is not over
+    cloud.valid_tokens.clear()  # revoked before it expired
 
     cloud.runs.clear()
     await transfer(exporter)
@@ -161,7 +161,7 @@ async def test_a_token_is_renewed_before_it_expires():
             assert await identity.token(http) != first
 
 
-async def test_app_service_needs_its_header_and_a_machine_needs_none(cloud: AzureLike):
+async def test_tokens_are_requested_with_a_header_in_app_service_and_without_one_on_a_machine(cloud: AzureLike):
     assert await transfer(exporter_of(cloud, identity_header=IDENTITY_SECRET))
     endpoint = IdentityEndpoint.of(settings_of(cloud, identity_header=IDENTITY_SECRET, azure_client_id="id-7"), "r")
     assert endpoint.params == {"resource": "r", "client_id": "id-7", "api-version": "2019-08-01"}
@@ -178,7 +178,7 @@ async def test_app_service_needs_its_header_and_a_machine_needs_none(cloud: Azur
         ("createRun", Fault(404), "adf.refused"),
     ],
 )
-async def test_refusals_say_what_to_do_and_contain_no_token(cloud: AzureLike, where: str, fault: Fault, code: str):
+async def test_errors_have_a_hint_and_contain_no_token(cloud: AzureLike, where: str, fault: Fault, code: str):
     cloud.faults[where].append(fault)
 
     with pytest.raises((Unavailable, InvalidRequest)) as refused:
@@ -190,7 +190,7 @@ async def test_refusals_say_what_to_do_and_contain_no_token(cloud: AzureLike, wh
     assert CANARY not in str(refused.value)
 
 
-async def test_an_address_that_does_not_answer_is_unavailable():
+async def test_a_server_that_does_not_respond_is_unavailable():
     identity = ManagedIdentity(IdentityEndpoint("http://127.0.0.1:1/", {}, {}))
     factory = DataFactory("http://127.0.0.1:1", FACTORY, "copy-public", identity, Pauses().sleep)
 

@@ -1,4 +1,4 @@
-"""Copies in the external zone, made and removed by real jobs of a real worker."""
+"""Copies in the external zone, which real jobs of a real worker make and remove."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.requirement("A5", "S1", "S4", "W10"), pytest.mark.time
 
 
 class External:
-    """The external zone of a hub, and the chore that keeps it in line."""
+    """The external zone of a hub, and the chore that keeps it up to date."""
 
     def __init__(self, hub: Hub, chore: ExternalCopyChore) -> None:
         self.hub, self.chore = hub, chore
@@ -90,7 +90,7 @@ async def test_a_public_dataset_is_copied_verified_and_withdrawn(hub: Hub, exter
     submitted = await hub.publisher.submit(
         "scene", hub.file("scene.tif", bands=1), "process_large_raster", tile_size=1024, overlap=512
     )
-    await hub._ended(submitted.job_id)
+    await hub._wait_for(submitted.job_id)
     await hub.publisher.approve(submitted, "ouo")
     assert (await external.state("scene")).state == "none"
     before = {path: sha256(path) for path in hub.silver().rglob("*") if path.is_file()}
@@ -133,14 +133,14 @@ async def test_a_public_dataset_is_copied_verified_and_withdrawn(hub: Hub, exter
     assert str(hub.folder) not in text
     assert "https://maps.example.org/tiles/" in text
 
-    # Withdrawn: nothing is left outside, and all that is processed stays.
+    # After the withdrawal the external zone is empty, and the processed data is kept.
     await clear(store, "scene", Clearance.OUO, caller=ADMIN)
     assert (await external.state("scene")).state == "withdrawing"
     job = await external.settle("scene")
 
     assert (job["status"], job["result_data"]) == ("completed", {"object_count": len(files)})
     assert external.files() == {}
-    assert [path for path in (hub.folder / "external").rglob("*") if path.is_file()] == [], "not even hidden"
+    assert [path for path in (hub.folder / "external").rglob("*") if path.is_file()] == [], "no hidden files either"
     state = await external.state("scene")
     assert (state.state, state.blob_path, state.withdrawn_at is not None) == ("withdrawn", None, True)
     assert {path: sha256(path) for path in hub.silver().rglob("*") if path.is_file()} == before
@@ -148,9 +148,7 @@ async def test_a_public_dataset_is_copied_verified_and_withdrawn(hub: Hub, exter
     assert await hub.running.rows("SELECT 1 FROM dagapp.asset_revisions WHERE outputs ? 'external_blob_path'") == []
 
 
-async def test_a_damaged_copy_is_found_and_repaired_and_a_damaged_source_is_refused(
-    hub: Hub, external: External
-) -> None:
+async def test_a_damaged_copy_is_repaired_and_a_damaged_source_is_refused(hub: Hub, external: External) -> None:
     await small(hub, "dem")
     assert (await external.settle("dem"))["status"] == "completed"
     files = external.files()
@@ -174,7 +172,7 @@ async def test_a_damaged_copy_is_found_and_repaired_and_a_damaged_source_is_refu
     state = await external.state("dem")
     assert job["status"] == "failed"
     assert (state.state, "differs from the checksum" in str(state.error)) == ("failed", True)
-    assert not copy.exists(), "a damaged object does not stay outside"
+    assert not copy.exists(), "a damaged object does not stay in the external zone"
     assert not await external.chore.run_once()
     assert (await external.state("dem")).job_id == job["job_id"], "a failed export waits for an operator"
 
@@ -190,7 +188,9 @@ async def test_a_damaged_copy_is_found_and_repaired_and_a_damaged_source_is_refu
     assert actions[-3:] == ["export_requested", "export_failed", "exported"]
 
 
-async def test_a_job_that_is_posted_exports_only_what_is_approved_and_public(hub: Hub, external: External) -> None:
+async def test_a_job_that_a_user_submits_exports_only_approved_and_public_versions(
+    hub: Hub, external: External
+) -> None:
     await small(hub, "dem", clearance=None)
     store = hub.publisher.store
 
@@ -206,7 +206,7 @@ async def test_a_job_that_is_posted_exports_only_what_is_approved_and_public(hub
     await approve(store, "dem", 0, caller=ADMIN, clearance=Clearance.OUO)
     assert "its clearance is 'ouo'" in await fails("external_export")
     assert external.files() == {}
-    assert (await external.state("dem")).state == "none", "the failed jobs are not those of the revision"
+    assert (await external.state("dem")).state == "none", "the failed jobs do not belong to the revision"
 
     await clear(store, "dem", Clearance.PUBLIC, caller=ADMIN)
     assert "blob_path does not match" in await fails("external_export", blob_path="cogs/another.tif")
@@ -216,14 +216,14 @@ async def test_a_job_that_is_posted_exports_only_what_is_approved_and_public(hub
     state = await external.state("dem")
     assert (state.state, state.job_id) == ("exported", job["job_id"])
     await external.chore.run_once()
-    assert (await external.state("dem")).job_id == job["job_id"], "nothing is left to be done"
+    assert (await external.state("dem")).job_id == job["job_id"], "no export is due any more"
 
     await unpublish(store, "dem", 0, caller=ADMIN)
     assert (await hub.run("unpublish", asset_id="dem", version_ordinal=0))["status"] == "completed"
     assert ((await external.state("dem")).state, external.files()) == ("withdrawn", {})
 
 
-async def test_the_map_server_serves_the_copies_for_as_long_as_they_are_public(hub: Hub, external: External) -> None:
+async def test_the_map_server_serves_the_copies_as_long_as_they_are_public(hub: Hub, external: External) -> None:
     await small(hub, "dem")
     await external.settle("dem")
     (copy,) = (external.folder / "cogs/dem/v0/r1").glob("*.tif")

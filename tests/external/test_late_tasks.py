@@ -1,4 +1,4 @@
-"""A task that has outlived its job, or that cannot reach the database any more, leaves nothing in the external zone."""
+"""A task that still runs after its job ended, or that lost the database, leaves nothing in the external zone."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 
 from dagmaster.addresses import Addresses
 from dagmaster.assets.states import Clearance
-from dagmaster.errors import DagmasterError, UnfitData
+from dagmaster.errors import DagmasterError, Unavailable, UnfitData
 from dagmaster.handlers.export import copying, withdrawal
 from dagmaster.handlers.export.exporter import WorkerCopy
 from dagmaster.operations.assets.approve import approve
@@ -22,8 +22,11 @@ from tests.operations.kit import BOB, Kit
 pytestmark = pytest.mark.requirement("A5", "E3")
 
 
+WITHDRAWN = "UPDATE dagapp.asset_revisions SET export_due_at = NULL, withdrawal_due_at = now()"
+
+
 class Interrupted(WorkerCopy):
-    """Something happens while an object is written."""
+    """Executes a statement after each object that is copied, as if it happened during the copy."""
 
     def __init__(self, dsn: str, statement: str) -> None:
         self._dsn, self._statement = dsn, statement
@@ -35,7 +38,7 @@ class Interrupted(WorkerCopy):
 
 
 def context(kit: Kit, job_id: UUID, exporter: WorkerCopy) -> Any:
-    """What a handler gets, on the real database and storage."""
+    """The context of a handler, with the real database and storage."""
     return SimpleNamespace(
         job_id=job_id,
         storage=kit.storage,
@@ -61,13 +64,15 @@ async def exporting(kit: Kit, chore: ExternalCopyChore) -> UUID:
 @pytest.mark.parametrize(
     "happening",
     [
-        "UPDATE dagapp.asset_revisions SET export_due_at = NULL, withdrawal_due_at = now()",
+        WITHDRAWN,
         "UPDATE dagapp.dag_jobs SET status = 'failed' WHERE workflow_id = 'external_export'",
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'late-task'",
     ],
     ids=["withdrawn", "ended", "unreachable"],
 )
-async def test_what_is_written_too_late_is_removed_again(kit: Kit, chore: ExternalCopyChore, tmp_path, happening: str):
+async def test_an_object_that_is_written_too_late_is_removed_again(
+    kit: Kit, chore: ExternalCopyChore, tmp_path, happening: str
+):
     job_id = await exporting(kit, chore)
     current = context(kit, job_id, WorkerCopy())
     plan = copying.plan(current, copying.PlanParams(asset_id="dem", version_ordinal=0))
@@ -79,10 +84,40 @@ async def test_what_is_written_too_late_is_removed_again(kit: Kit, chore: Extern
     assert external_files(tmp_path) == {}
 
 
-async def test_copies_that_a_late_withdrawal_has_removed_are_made_again(
+class Failing(Interrupted):
+    """The storage fails after the object was written."""
+
+    def copy(self, storage: Any, source: Location, target: Location, job_id: UUID) -> None:
+        super().copy(storage, source, target, job_id)
+        raise Unavailable("the storage does not respond", code="storage.unavailable")
+
+
+@pytest.mark.parametrize(
+    ("happening", "code", "is_kept"),
+    [
+        (WITHDRAWN, "external.not-current", False),
+        ("SELECT 1", "storage.unavailable", True),
+    ],
+    ids=["withdrawn", "current"],
+)
+async def test_after_an_error_of_the_storage_an_object_is_kept_only_if_the_export_is_current(
+    kit: Kit, chore: ExternalCopyChore, tmp_path, *, happening: str, code: str, is_kept: bool
+):
+    job_id = await exporting(kit, chore)
+    plan = copying.plan(context(kit, job_id, WorkerCopy()), copying.PlanParams(asset_id="dem", version_ordinal=0))
+    params = copying.CopyParams(target=plan.target, batch=plan.batches[0])
+
+    with pytest.raises(DagmasterError) as error:
+        copying.copy(context(kit, job_id, Failing(kit.dsn, happening)), params)
+
+    assert error.value.code == code
+    assert bool(external_files(tmp_path)) is is_kept
+
+
+async def test_copies_that_a_late_withdrawal_removed_are_exported_again(
     kit: Kit, chore: ExternalCopyChore, tmp_path, monkeypatch
 ):
-    """It was checked before it removed anything; while it removed, the dataset was approved and exported again."""
+    """The withdrawal checks the decision first; while it removes copies, the dataset is approved and exported again."""
     job_id = await exporting(kit, chore)
     await end(kit, job_id)
     await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = now()")

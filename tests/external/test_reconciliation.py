@@ -1,6 +1,6 @@
-"""Decisions, jobs and their ends in every order: one job for each decision, and the last decision wins.
+"""Decisions, and starts and ends of jobs, in every order: one job for each decision, and the last decision counts.
 
-Jobs end by plain statements here; what they do is tested in test_jobs.py and test_crashes.py."""
+SQL statements end the jobs here; the jobs themselves are tested in test_jobs.py and test_crashes.py."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ async def newest_job(kit: Kit) -> UUID:
     return (await jobs(kit))[-1]["job_id"]
 
 
-async def test_one_of_many_orchestrators_starts_the_job_of_a_decision(kit: Kit):
+async def test_only_one_of_many_orchestrators_starts_the_job_of_a_decision(kit: Kit):
     await public(kit)
     chores = [ExternalCopyChore(Settings(), PostgresExternalCopies(kit.dsn), kit.library) for _ in range(8)]
 
@@ -63,7 +63,9 @@ async def test_one_of_many_orchestrators_starts_the_job_of_a_decision(kit: Kit):
     await asyncio.gather(*(chore.close() for chore in chores))
 
 
-async def test_what_an_earlier_release_has_recorded_is_carried_out(kit: Kit, chore: ExternalCopyChore):
+async def test_exports_and_withdrawals_that_an_earlier_release_recorded_are_carried_out(
+    kit: Kit, chore: ExternalCopyChore
+):
     await public(kit)
     columns = "external_copies = DEFAULT, external_due_at = DEFAULT, external_failures = DEFAULT"
     await kit.execute(f"UPDATE dagapp.asset_revisions SET {columns}, export_due_at = '2024-01-01'")
@@ -71,7 +73,7 @@ async def test_what_an_earlier_release_has_recorded_is_carried_out(kit: Kit, cho
     await chore.run_once()
 
     assert [job["workflow_id"] for job in await jobs(kit)] == ["external_export"]
-    # One that was withdrawn before anything was copied has nothing to remove.
+    # If a revision is withdrawn before anything was copied, there is nothing to remove.
     await end(kit, await newest_job(kit))
     await kit.execute("UPDATE dagapp.asset_revisions SET external_copies = 'none', withdrawal_due_at = '2024-01-01'")
     await chore.run_once()
@@ -80,7 +82,7 @@ async def test_what_an_earlier_release_has_recorded_is_carried_out(kit: Kit, cho
 
 
 @pytest.mark.parametrize("point", faults.around("external_copies"))
-async def test_an_orchestrator_dies_at_the_start_of_a_job_and_there_is_one_job(
+async def test_one_job_is_started_although_an_orchestrator_dies_while_it_starts_it(
     kit: Kit, chore: ExternalCopyChore, point: str
 ):
     await public(kit)
@@ -108,7 +110,7 @@ asyncio.run(ExternalCopyChore(settings, PostgresExternalCopies({kit.dsn!r}), lib
 
 
 @pytest.mark.parametrize("point", faults.around("external_claim"))
-async def test_a_posted_job_dies_at_its_claim_and_claims_again(kit: Kit, point: str):
+async def test_a_job_that_a_user_submitted_claims_its_revision_again_after_it_died(kit: Kit, point: str):
     await public(kit)
     await chore_posted(kit)
     job_id = await newest_job(kit)
@@ -140,7 +142,7 @@ with psycopg.connect({kit.dsn!r}) as connection:
 
 
 async def chore_posted(kit: Kit) -> None:
-    """A running job that was posted by a person: no revision knows it."""
+    """A running job that a user submitted: no revision refers to it."""
     from dagmaster.database.ledger.postgres import PostgresLedger
     from dagmaster.jobs.model import Submission
     from dagmaster.operations.submit import submit
@@ -183,7 +185,7 @@ async def test_a_failed_export_waits_for_an_operator_who_repeats_it(kit: Kit, ch
     assert len(keys) == 2
 
 
-async def test_only_what_is_approved_and_public_is_exported_again(kit: Kit):
+async def test_only_approved_and_public_versions_are_exported_again(kit: Kit):
     await processed(kit)
     for approved in (False, True):
         if approved:
@@ -193,7 +195,7 @@ async def test_only_what_is_approved_and_public_is_exported_again(kit: Kit):
         assert refused.value.code == "export.not-public"
 
 
-async def test_a_failed_withdrawal_is_tried_again_later_for_as_long_as_it_takes(kit: Kit, chore: ExternalCopyChore):
+async def test_a_failed_withdrawal_is_retried_until_it_succeeds(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
     await chore.run_once()
     await end(kit, await newest_job(kit))
@@ -206,7 +208,7 @@ async def test_a_failed_withdrawal_is_tried_again_later_for_as_long_as_it_takes(
         assert (state.state, state.error) == ("withdrawing", "it broke")
         assert state.retry_at is not None
         await chore.run_once()
-        assert len(await jobs(kit, "unpublish")) == failures, "not before its time"
+        assert len(await jobs(kit, "unpublish")) == failures, "not before the delay is over"
         await kit.execute("UPDATE dagapp.asset_revisions SET external_retry_at = now()")
     await chore.run_once()
     await end(kit, await newest_job(kit))
@@ -216,7 +218,7 @@ async def test_a_failed_withdrawal_is_tried_again_later_for_as_long_as_it_takes(
     assert len(failures) == 1
 
 
-async def test_lowering_the_clearance_cancels_the_export_that_runs_and_removes_what_it_copied(
+async def test_lowering_the_clearance_cancels_the_running_export_and_removes_its_copies(
     kit: Kit, chore: ExternalCopyChore
 ):
     await public(kit)
@@ -240,7 +242,9 @@ async def test_lowering_the_clearance_cancels_the_export_that_runs_and_removes_w
     assert await kit.rows("SELECT 1 FROM dagapp.asset_events WHERE action = 'export_failed'") == []
 
 
-async def test_an_approval_while_the_withdrawal_runs_is_exported_afterwards(kit: Kit, chore: ExternalCopyChore):
+async def test_a_version_that_is_approved_during_its_withdrawal_is_exported_afterwards(
+    kit: Kit, chore: ExternalCopyChore
+):
     await public(kit)
     await chore.run_once()
     await end(kit, await newest_job(kit))
@@ -260,7 +264,7 @@ async def test_an_approval_while_the_withdrawal_runs_is_exported_afterwards(kit:
 
 
 @pytest.mark.parametrize("status", ["cancelled", "failed"])
-async def test_an_export_that_was_cancelled_by_an_earlier_decision_starts_again_by_itself(
+async def test_an_export_that_an_earlier_decision_cancelled_is_started_again_automatically(
     kit: Kit, chore: ExternalCopyChore, status: str
 ):
     await public(kit)
@@ -271,14 +275,14 @@ async def test_an_export_that_was_cancelled_by_an_earlier_decision_starts_again_
     await clear(kit.store, "dem", PUBLIC, caller=BOB)
     await end(kit, cancelled, status)
 
-    assert (await copies(kit)).state == "due", "its failure is not that of the last decision"
+    assert (await copies(kit)).state == "due", "the failure belongs to an earlier decision"
     await chore.run_once()
     await end(kit, await newest_job(kit))
     assert (await copies(kit)).state == "exported"
     assert [job["workflow_id"] for job in await jobs(kit)] == ["external_export"] * 2
 
 
-async def test_a_decision_and_its_opposite_before_any_job_need_none(kit: Kit, chore: ExternalCopyChore):
+async def test_a_decision_that_is_reversed_before_its_job_starts_needs_no_job(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
     await unpublish(kit.store, "dem", 0, caller=BOB)
     await chore.run_once()
@@ -300,7 +304,7 @@ async def test_a_new_revision_replaces_the_copies_of_the_old_one(kit: Kit, chore
     await chore.run_once()
     await end(kit, await newest_job(kit))
     await processed(kit, content=b"second")
-    assert (await copies(kit)).state == "exported", "it is served until the new one is approved"
+    assert (await copies(kit)).state == "exported", "the old revision is served until the new one is approved"
 
     await approve(kit.store, "dem", 0, caller=BOB)
     await chore.run_once()
@@ -310,7 +314,9 @@ async def test_a_new_revision_replaces_the_copies_of_the_old_one(kit: Kit, chore
     assert [(await copies(kit, revision=number)).state for number in (1, 2)] == ["withdrawn", "exported"]
 
 
-async def test_what_has_copies_outside_is_purged_only_after_they_are_removed(kit: Kit, chore: ExternalCopyChore):
+async def test_a_revision_with_external_copies_is_purged_only_after_they_are_removed(
+    kit: Kit, chore: ExternalCopyChore
+):
     upkeep = AssetUpkeep(
         Settings(purge_days=1), PostgresAssetUpkeep(kit.dsn), kit.storage, AdoptedAssets(kit.dsn, size=1)
     )
@@ -330,14 +336,14 @@ async def test_what_has_copies_outside_is_purged_only_after_they_are_removed(kit
     await chore.run_once()
     assert not await purged(), "its withdrawal runs"
     await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = NULL, outputs = '{}'")
-    assert not await purged(), "whatever else is recorded"
+    assert not await purged(), "the other columns do not matter"
     await kit.execute("UPDATE dagapp.asset_revisions SET withdrawal_due_at = external_due_at")
     await end(kit, await newest_job(kit))
     assert await purged()
     await upkeep.close()
 
 
-async def test_an_object_that_is_written_after_the_withdrawal_is_found_and_removed(kit: Kit, chore: ExternalCopyChore):
+async def test_an_object_that_is_written_after_the_withdrawal_is_removed(kit: Kit, chore: ExternalCopyChore):
     upkeep = AssetUpkeep(Settings(), PostgresAssetUpkeep(kit.dsn), kit.storage, AdoptedAssets(kit.dsn, size=1))
     await public(kit)
     await chore.run_once()
@@ -370,7 +376,7 @@ async def test_an_export_whose_job_is_deleted_before_its_end_has_failed(kit: Kit
     assert (state.state, state.error) == ("failed", "its job was deleted")
 
 
-async def test_the_end_of_a_job_reaches_the_revision_once(kit: Kit, chore: ExternalCopyChore):
+async def test_only_the_current_job_changes_the_state_of_the_revision(kit: Kit, chore: ExternalCopyChore):
     await public(kit)
     await chore.run_once()
     first = await newest_job(kit)
@@ -397,12 +403,12 @@ async def decide(kit: Kit, decision: str) -> None:
             case _:
                 await clear(kit.store, "dem", Clearance(decision), caller=BOB)
     except Conflict:
-        pass  # it is so already
+        pass  # the state is already as decided
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_happens_in_whatever_order_the_zone_ends_as_was_decided_last(kit: Kit, seed: int):
+async def test_after_events_in_any_order_the_external_zone_matches_the_last_decision(kit: Kit, seed: int):
     """Reviewers, orchestrators and ends of jobs act at the same time. A model of the zone follows the jobs."""
     choose = random.Random(seed)
     await public(kit)
@@ -428,7 +434,7 @@ async def test_whatever_happens_in_whatever_order_the_zone_ends_as_was_decided_l
         if choose.random() < 0.7:
             await end_one()
 
-    # In the end all jobs complete, and operators repeat what has failed.
+    # At the end all jobs complete, and operators repeat failed exports.
     for _ in range(12):
         await kit.execute(
             "UPDATE dagapp.asset_revisions SET external_retry_at = now() WHERE external_retry_at IS NOT NULL"

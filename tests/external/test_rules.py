@@ -1,4 +1,4 @@
-"""What is done about the external copies of a revision, for every situation that can come about."""
+"""The next step for the external copies of a revision, in every possible situation."""
 
 from itertools import product
 
@@ -50,12 +50,12 @@ def unwanted(**fields) -> ExternalSituation:
         (ExternalSituation(copies=NONE, was_withdrawn=True), ExternalStep.WAIT, ExternalState.WITHDRAWN),
     ],
 )
-def test_each_situation_has_a_next_step_and_a_state(situation, step, state):
+def test_each_situation_has_the_right_next_step_and_state(situation, step, state):
     assert (next_step(situation), state_of(situation)) == (step, state)
 
 
 def after(situation: ExternalSituation, step: ExternalStep) -> ExternalSituation:
-    """The situation once a step was carried out and its job has ended well."""
+    """The situation after a step was carried out and its job has completed."""
     fields = {name: getattr(situation, name) for name in ExternalSituation.__dataclass_fields__}
     match step:
         case ExternalStep.EXPORT:
@@ -75,7 +75,7 @@ def after(situation: ExternalSituation, step: ExternalStep) -> ExternalSituation
 
 @pytest.mark.parametrize(("copies", "job"), list(product(ALL_COPIES, ALL_JOBS)))
 @pytest.mark.parametrize("is_wanted", [True, False])
-def test_every_situation_ends_with_what_was_decided_last(copies, job, is_wanted):
+def test_in_every_situation_the_steps_lead_to_the_last_decision(copies, job, is_wanted):
     situation = wanted(copies=copies, job=job) if is_wanted else unwanted(copies=copies, job=job)
 
     for _ in range(5):
@@ -86,6 +86,6 @@ def test_every_situation_ends_with_what_was_decided_last(copies, job, is_wanted)
 
 
 @pytest.mark.parametrize(("copies", "job"), list(product(ALL_COPIES, ALL_JOBS)))
-def test_copies_that_are_not_wanted_are_never_made_and_wanted_ones_never_removed(copies, job):
+def test_unwanted_copies_are_never_made_and_wanted_ones_are_never_removed(copies, job):
     assert next_step(unwanted(copies=copies, job=job)) != ExternalStep.EXPORT
     assert next_step(wanted(copies=copies, job=job)) not in (ExternalStep.WITHDRAW, ExternalStep.CANCEL)

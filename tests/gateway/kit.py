@@ -1,4 +1,4 @@
-"""The gateway in a test: with its own database role, in front of APIs that really listen."""
+"""The gateway in a test: with its own database role, in front of APIs that listen on real ports."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,7 +16,7 @@ from dagmaster.operations.keys import create_key
 from dagmaster.settings import Settings
 from tests.api.serving import app_of, served
 
-NO_ONE = "http://127.0.0.1:1"
+NO_SERVER = "http://127.0.0.1:1"
 
 
 async def key_of(dsn: str, name: str, *scopes: str, platform: str | None = None) -> str:
@@ -33,7 +33,7 @@ async def gateway_dsn(dsn: str) -> str:
 async def gateway(
     dsn: str, folder: Path, *, orchestrators: int = 1, dead: tuple[str, ...] = (), **settings: Any
 ) -> AsyncIterator[AsyncClient]:
-    """A client of the gateway. `dead` are addresses before those of orchestrators."""
+    """A client of the gateway. `dead` are URLs without a server, which come before those of the orchestrators."""
     chosen = {"auth_enabled": True, "gateway_burst": 10_000, **settings}
     async with AsyncExitStack() as stack:
         urls = list(dead)

@@ -1,4 +1,4 @@
-"""Recognisable secrets in every place that holds one: none of them appears anywhere else.
+"""Every secret has a recognisable value, a canary, and none of them appears where it does not belong.
 
 Searched: logs of all servers, answers of the orchestrator, the gateway and the map server, streams, received callbacks,
 a dump of the database, and every file of the storage. Settings and routes are enumerated, so that those which are added
@@ -53,7 +53,7 @@ PASSWORD = "canary7password7of7the7database"
 SAS = "canary7signature7of7a7sas"
 TOKEN = "canary7token7in7a7log7line"
 CALLBACK = "canary7token7of7a7callback7url"
-OF_REQUEST = "canary7key7that7does7not7exist"
+UNKNOWN_KEY = "canary7key7that7does7not7exist"
 SIGNED = f"https://acct.blob.core.windows.net/c/b.tif?sv=2024&sig={SAS}"
 NODES = ("leak", "refuse", "chain")
 LEAKY = workflow(
@@ -68,13 +68,18 @@ LEAKY = workflow(
     """
 )
 # Where a canary may be found, by design.
-OF_CALLBACKS = {"dagapp.dag_jobs", "dagapp.asset_submissions", "dagapp.callback_events", "dagapp.callback_subscribers"}
-OF_SECRETS = {"dagapp.platform_secrets"}
+CALLBACK_TABLES = {
+    "dagapp.dag_jobs",
+    "dagapp.asset_submissions",
+    "dagapp.callback_events",
+    "dagapp.callback_subscribers",
+}
+SECRET_TABLES = {"dagapp.platform_secrets"}
 REFS = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
 _ROWS = re.compile(r"^COPY (\S+) [^\n]*\n(.*?)^\\\.$", re.MULTILINE | re.DOTALL)
 
 
-# As handlers do whose libraries put the request into their messages.
+# The handlers below raise errors like those of libraries that put the request into their messages.
 
 
 async def leak(ctx: Any) -> None:
@@ -100,7 +105,7 @@ async def chain(_ctx: Any) -> None:
 
 
 def _client_secret() -> str:
-    """The secret of a setting, as a library repeats it: alone, without a name."""
+    """A message of a library that contains the secret of a setting without its name."""
     return f"the issuer does not know {_canary('oidc_client_secret')}"
 
 
@@ -133,7 +138,7 @@ def secret_dsn(catalog_database, cluster):
 
 @dataclass
 class Places:
-    """Texts by the place in which they were found."""
+    """All texts that are searched, by the place that they come from."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)
 
@@ -150,8 +155,10 @@ class Places:
         }
 
 
-async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("STORAGE_FOLDER", str(tmp_path))  # for processes of handlers
+async def test_no_secret_appears_in_logs_responses_tables_or_files_where_it_does_not_belong(
+    secret_dsn, tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setenv("STORAGE_FOLDER", str(tmp_path))  # read by the child processes of handlers
     keys = {scope: await key_of(secret_dsn, scope, scope) for scope in ("admin", "operator", "gateway", "viewer")}
     keys["b2b"] = await key_of(secret_dsn, "hub", "b2b", platform="ddh")
     gateway_role = await gateway_dsn(secret_dsn)
@@ -217,7 +224,7 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
         "a SAS": SAS,
         "a token in a message": TOKEN,
         "the token of a callback_url": CALLBACK,
-        "a key that does not exist": OF_REQUEST,
+        "a key that does not exist": UNKNOWN_KEY,
         "the secret of a platform": known.signing_secret.removeprefix("whsec_"),
         "the token of a signed link": known.link_token,
         **{f"the key {name}": key.split("_", 2)[2] for name, key in keys.items()},
@@ -225,7 +232,7 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
         **{name: re.search("canary7[a-z7]+", value)[0] for name, value in secrets.items() if "hooks.example" in value},
     }
     assert places.with_any(canaries) == set()
-    allowed = {CALLBACK: OF_CALLBACKS, canaries["the secret of a platform"]: OF_SECRETS}
+    allowed = {CALLBACK: CALLBACK_TABLES, canaries["the secret of a platform"]: SECRET_TABLES}
     stored = {
         (what, table)
         for what, canary in canaries.items()
@@ -233,7 +240,7 @@ async def test_no_secret_appears_where_it_does_not_belong(secret_dsn, tmp_path, 
         if canary in rows and table not in allowed.get(canary, ())
     }
     assert stored == set()
-    # The search finds what is there, and messages with secrets were written without them.
+    # The search finds texts that exist, and messages with secrets were written without the secrets.
     assert CALLBACK in tables["dagapp.dag_jobs"]
     assert canaries["the secret of a platform"] in tables["dagapp.platform_secrets"]
     assert "oidc_client_secret" in {name.lower() for name in canaries}
@@ -266,7 +273,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Known:
-    """What exists after the servers were used."""
+    """Ids of objects that exist after the servers were used."""
 
     ids: dict[str, str]
     signing_secret: str
@@ -308,7 +315,7 @@ async def _use(site: Site, places: Places) -> Known:
             operator,
         ),
         "forwarded": (f"{orchestrator}/api/jobs/submit/demo", {"x": 1}, operator),
-        "unknown key": (f"{front}/api/platform/submit", {}, bearer(f"dgm_abc_{OF_REQUEST}")),
+        "unknown key": (f"{front}/api/platform/submit", {}, bearer(f"dgm_abc_{UNKNOWN_KEY}")),
         "bad callback": (
             f"{front}/api/gateway/submit",
             {"workflow_id": "echo_test", "callback_url": f"https://u:{CALLBACK}@127.0.0.1/?token={CALLBACK}"},
@@ -363,7 +370,7 @@ async def _use(site: Site, places: Places) -> Known:
 
 
 async def _sign_in(orchestrator: str, local: Any, client_secret: str) -> list[str]:
-    """An issuer that repeats the secret of its client in what it answers."""
+    """Sign in at an issuer whose responses contain the secret of its client."""
     texts = []
     for status, answer in (
         (400, {"error": f"unknown client_secret {client_secret}", "error_description": client_secret}),
@@ -382,7 +389,7 @@ async def _sign_in(orchestrator: str, local: Any, client_secret: str) -> list[st
 
 
 async def _read_everything(url: str, description: dict, key: str, known: dict[str, str]) -> list[str]:
-    """Every operation that reads, with ids that exist where there are any."""
+    """Call every operation that reads, with existing ids where there are any."""
     answers = []
     async with httpx2.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
         paths = [hostile.url_of(each, known) for each in hostile.operations(description, "GET")]
@@ -396,7 +403,7 @@ async def _read_everything(url: str, description: dict, key: str, known: dict[st
 
 
 async def _read_streams(url: str, key: str, job_id: str) -> str:
-    """What streams of events send in a second."""
+    """The text that the streams send in a second."""
     texts = []
     async with httpx2.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
         for path in (f"/api/v1/jobs/{job_id}/events/stream", "/api/v1/stream"):
@@ -409,7 +416,7 @@ async def _read_streams(url: str, key: str, job_id: str) -> str:
 
 
 def _texts_of(requests: list[Received]) -> Iterator[str]:
-    """What a partner receives, besides the address that it has named itself."""
+    """The texts that a partner receives, without the URL that the partner itself has given."""
     for request in requests:
         path = request.line.split()[1]
         assert path.endswith(CALLBACK)
@@ -429,6 +436,6 @@ def _dump(dsn: str) -> str:
 
 
 def _by_table(dump: str) -> dict[str, str]:
-    """The rows of each table, and under "" everything else."""
+    """The rows of each table, and under "" the other parts of the dump."""
     tables = {match[1]: match[2] for match in _ROWS.finditer(dump)}
     return {**tables, "": _ROWS.sub("", dump)}

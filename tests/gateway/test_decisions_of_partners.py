@@ -1,4 +1,4 @@
-"""Keys of a platform decide on its own assets if the platform's row allows it, over the gateway and at the API."""
+"""Keys of a platform may decide on its assets if the platform allows it, over the gateway and over the API."""
 
 import json
 from pathlib import Path
@@ -30,8 +30,8 @@ async def kit(catalog_database: str, tmp_path: Path):
         yield opened_kit
 
 
-async def waiting(kit: Kit, **options: Any) -> str:
-    """An asset of ddh with a version that waits for its review."""
+async def asset_to_review(kit: Kit, **options: Any) -> str:
+    """The id of an asset of ddh with a version to review."""
     given = {"platform_id": "ddh", "platform_refs": REFS, "blob": "ddh/floods.tif", **options}
     submitted = await kit.submit("floods", **given)
     await kit.process(submitted)
@@ -54,12 +54,14 @@ async def allow(kit: Kit, value: bool = True) -> None:
         (Caller("both", frozenset({Scope.B2B, Scope.OPERATOR}), "geonode"), False, True),
     ],
 )
-def test_who_may_decide_on_an_asset_of_the_platform_ddh(caller: Caller, allowed: bool, expected: bool):
+def test_only_reviewers_and_allowed_keys_of_its_platform_may_decide_on_an_asset(
+    caller: Caller, allowed: bool, expected: bool
+):
     assert may_decide(caller, "ddh", b2b_may_approve=allowed) is expected
 
 
-async def test_no_key_of_a_platform_decides_by_default(kit: Kit):
-    await waiting(kit)
+async def test_by_default_keys_of_a_platform_may_not_decide(kit: Kit):
+    await asset_to_review(kit)
     platform = await kit.store.platform("ddh")
 
     for act in (approve, reject, unpublish):
@@ -70,8 +72,8 @@ async def test_no_key_of_a_platform_decides_by_default(kit: Kit):
     assert platform.b2b_may_approve is False
 
 
-async def test_the_key_of_another_platform_learns_nothing_whatever_the_row_says(kit: Kit):
-    await waiting(kit)
+async def test_the_asset_does_not_exist_for_a_key_of_another_platform(kit: Kit):
+    await asset_to_review(kit)
     await allow(kit)
 
     for if_match in (None, '"1"', "nonsense"):
@@ -81,8 +83,8 @@ async def test_the_key_of_another_platform_learns_nothing_whatever_the_row_says(
         assert "events" not in refused.value.facts
 
 
-async def test_the_second_person_is_still_needed(kit: Kit):
-    asset_id = await waiting(kit, caller=HUB)
+async def test_a_key_that_may_decide_may_not_approve_its_own_submission_if_a_second_person_is_required(kit: Kit):
+    asset_id = await asset_to_review(kit, caller=HUB)
     await allow(kit)
 
     with pytest.raises(Conflict) as refused:
@@ -91,8 +93,8 @@ async def test_the_second_person_is_still_needed(kit: Kit):
     assert refused.value.code == "approval.own-submission"
 
 
-async def test_the_permission_ends_with_the_row(kit: Kit):
-    await waiting(kit)
+async def test_the_permission_to_decide_ends_when_the_platform_is_changed(kit: Kit):
+    await asset_to_review(kit)
     await allow(kit)
     await reject(kit.store, "floods-r1", 0, caller=HUB, reason="clouds")
     await allow(kit, False)
@@ -109,7 +111,7 @@ async def test_a_partner_approves_and_unpublishes_over_the_gateway_and_sees_no_i
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     node = bearer(await key_of(kit.dsn, "node", "b2b", platform="geonode"))
     staff = bearer(await key_of(kit.dsn, "staff", "admin"))
-    asset_id = await waiting(kit, request_id="order-1")
+    asset_id = await asset_to_review(kit, request_id="order-1")
     decision = {"request_id": "order-1", "clearance_level": "public"}
     async with gateway(kit.dsn, tmp_path) as client:
         forbidden = await client.post("/api/platform/approve", json=decision, headers=hub)
@@ -132,9 +134,9 @@ async def test_a_partner_approves_and_unpublishes_over_the_gateway_and_sees_no_i
     ) * 3
 
 
-async def test_a_stale_etag_of_a_partner_is_refused_without_the_events(kit: Kit, tmp_path: Path):
+async def test_a_stale_etag_of_a_partner_is_refused_without_showing_the_events(kit: Kit, tmp_path: Path):
     key = await key_of(kit.dsn, "hub", "b2b", platform="ddh")
-    await waiting(kit)
+    await asset_to_review(kit)
     await allow(kit)
     async with api(kit.dsn, auth_enabled=True, storage_folder=tmp_path) as client:
         headers = {**bearer(key), "If-Match": '"1"'}

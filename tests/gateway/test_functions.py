@@ -1,4 +1,4 @@
-"""The gateway as an Azure Functions app: through the package of the host, against a real database."""
+"""The gateway as an Azure Functions app, called through the package of the host, with a real database."""
 
 import asyncio
 import json
@@ -111,7 +111,7 @@ async def test_partners_submit_and_poll_through_the_host(kit: Kit, tmp_path, mon
     assert len(starts) == 1
 
 
-async def test_a_database_that_is_down_at_the_start_is_an_outage_and_not_the_end(tmp_path, monkeypatch):
+async def test_the_app_stays_alive_if_the_database_is_down_at_startup(tmp_path, monkeypatch):
     unreachable = "postgresql://x@127.0.0.1:1/none"
     monkeypatch.setattr(reads, "pool", partial(reads.pool, wait_seconds=0.5))
     host = Host(
@@ -124,7 +124,7 @@ async def test_a_database_that_is_down_at_the_start_is_an_outage_and_not_the_end
     assert (alive.status_code, ready.status_code) == (200, 503)
 
 
-def test_one_function_takes_every_method_and_path_without_a_prefix(monkeypatch):
+def test_one_function_handles_every_method_and_path_without_a_prefix(monkeypatch):
     host = Host(
         monkeypatch, AUTH_ENABLED="true", GATEWAY_DATABASE_URL="postgresql://x@y/z", ORCHESTRATOR_URLS="http://x"
     )
@@ -146,7 +146,7 @@ def test_one_function_takes_every_method_and_path_without_a_prefix(monkeypatch):
         ("orchestrator_urls", "gateway.no-orchestrators"),
     ],
 )
-def test_it_does_not_start_open_to_all_or_without_its_settings(missing, code):
+def test_the_app_does_not_start_without_authentication_or_required_settings(missing, code):
     given = {"auth_enabled": True, "gateway_database_url": "postgresql://x@y/z", "orchestrator_urls": "http://x"}
     del given[missing]
 
@@ -156,8 +156,8 @@ def test_it_does_not_start_open_to_all_or_without_its_settings(missing, code):
     assert refusal.value.code == code
 
 
-def test_it_loads_without_gdal_and_without_anything_that_writes():
-    """In a process of its own, whose modules are only what function_app.py imports."""
+def test_the_app_is_loaded_without_gdal_and_without_code_that_writes():
+    """Checked in a separate process, whose modules are only those that function_app.py imports."""
     program = (
         "import runpy, sys\n"
         f"runpy.run_path({str(FOLDER / 'function_app.py')!r})\n"

@@ -1,4 +1,4 @@
-"""Callers who mean harm, at the gateway and at the orchestrator behind it.
+"""Attacks of callers on the gateway and on the orchestrator behind it.
 
 Operations and fields are read from the OpenAPI documents, so that what is added later is attacked too. Elsewhere:
 forged and replayed signatures of callbacks (callbacks/test_signing.py) and of links (access/test_links.py,
@@ -55,7 +55,7 @@ class Site:
     apps: dict[str, FastAPI]
 
     def description(self, name: str) -> dict:
-        """The OpenAPI document of an app, which takes a second to make; it is the same in every test."""
+        """The OpenAPI document of an app. It is cached, because generating it takes a second."""
         if name not in DESCRIPTIONS:
             DESCRIPTIONS[name] = self.apps[name].openapi()
         return DESCRIPTIONS[name]
@@ -179,7 +179,7 @@ BLOBS = [
 CONTAINERS = ["../bronze", "silver", "external", "/", ".", "..", "bronze/ddh", "BRONZE", "bronze\x00", "a" * 5000]
 
 
-async def test_addresses_and_names_that_lead_elsewhere_are_refused_and_nothing_is_created(kit: Kit, tmp_path):
+async def test_private_callback_urls_and_foreign_object_names_are_refused_and_nothing_is_created(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with site(kit, tmp_path) as place:
         before = await place.counts()
@@ -214,7 +214,7 @@ async def test_addresses_and_names_that_lead_elsewhere_are_refused_and_nothing_i
                 answers["admin", str(source)] = await place.orchestrator.post("/api/v1/submit", json=body)
             upload = {"name": blob, "size_bytes": 3}
             begun = await place.gateway.post("/api/platform/uploads", json=upload, headers=hub)
-            if begun.status_code == 201:  # it is a name like others, below that of the platform
+            if begun.status_code == 201:  # this is a valid name below the prefix of the platform
                 assert begun.json()["source"]["blob"] == f"ddh/{blob}"
                 assert not {"", ".", ".."} & set(blob.split("/"))
             else:
@@ -240,7 +240,9 @@ def _is_wrong(answer) -> bool:
 
 
 @pytest.mark.requirement("E24")
-async def test_a_name_that_leads_to_another_address_later_is_not_called(kit: Kit, tmp_path, monkeypatch):
+async def test_a_host_name_that_resolves_to_a_private_address_at_delivery_is_not_called(
+    kit: Kit, tmp_path, monkeypatch
+):
     """The name is public when a partner submits it. When it is called, its resolver answers with private addresses, or
     the receiver redirects there."""
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
@@ -287,7 +289,7 @@ async def test_a_name_that_leads_to_another_address_later_is_not_called(kit: Kit
     assert len(deliveries) == len(hosts)
 
 
-async def test_the_proxy_reaches_nothing_but_its_target(kit: Kit, tmp_path):
+async def test_the_proxy_forwards_only_to_its_target(kit: Kit, tmp_path):
     paths = ["..", "../..", "%2e%2e/x", "%252e%252e/x", "/evil.example/", "//evil.example/", "\\evil", "a%5c..%5cb"]
     paths += ["a%0d%0aHost:%20evil", "a%00b", "a%3fb", "@evil.example/", ":80@evil.example/", "http://evil.example/"]
     async with site(kit, tmp_path) as place:
@@ -307,7 +309,7 @@ async def test_the_proxy_reaches_nothing_but_its_target(kit: Kit, tmp_path):
     assert "evil" not in "".join(answer.headers.get("location", "") for answer in answers.values())
 
 
-async def test_an_address_that_is_not_that_of_an_orchestrator_is_reported(kit: Kit):
+async def test_a_server_that_does_not_respond_like_an_orchestrator_is_reported(kit: Kit):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     admin = bearer(await key_of(kit.dsn, "an admin", "admin"))
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
@@ -421,7 +423,7 @@ async def _whole_database(kit: Kit) -> str:
 
 
 @pytest.mark.requirement("W5")
-async def test_a_template_in_an_input_stays_a_text_through_a_whole_job(database):
+async def test_a_template_in_an_input_is_never_evaluated_by_a_job(database):
     texts = hostile.INJECTIONS[:3]  # the last one cannot be stored
     async with engine(database) as running:
         job = await running.run("echo_test", message=" ".join(texts))
@@ -432,8 +434,8 @@ async def test_a_template_in_an_input_stays_a_text_through_a_whole_job(database)
     assert hostile.EVALUATED not in str(job) + str(events)
 
 
-async def test_ids_of_others_look_like_ids_that_do_not_exist(kit: Kit, tmp_path):
-    """In every operation that a partner may call: the same answer, and in about the same time."""
+async def test_ids_of_other_platforms_get_the_same_response_as_unknown_ids(kit: Kit, tmp_path):
+    """Every operation that a partner may call gives the same response, in about the same time."""
     hub, other = [
         bearer(await key_of(kit.dsn, name, "b2b", platform=platform))
         for name, platform in (("hub", "ddh"), ("other", "geonode"))
@@ -478,7 +480,7 @@ async def test_ids_of_others_look_like_ids_that_do_not_exist(kit: Kit, tmp_path)
 
 
 @pytest.mark.requirement("G3")
-async def test_platforms_do_not_notice_the_request_ids_of_each_other(kit: Kit, tmp_path):
+async def test_platforms_can_use_the_same_request_id_without_noticing(kit: Kit, tmp_path):
     hub, other = [
         bearer(await key_of(kit.dsn, name, "b2b", platform=platform))
         for name, platform in (("hub", "ddh"), ("other", "geonode"))
@@ -558,7 +560,7 @@ async def test_platforms_do_not_notice_that_another_one_has_a_dataset_of_the_sam
     assert first["dataset_id"] == f"{name}-{first['asset_id'][:8]}"
 
 
-async def test_a_foreign_asset_is_unknown_by_each_of_its_names(kit: Kit, tmp_path):
+async def test_an_asset_of_another_platform_is_not_found_by_any_of_its_names(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     strangers = {
         "another platform": bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode")),
@@ -634,7 +636,7 @@ HEAD = b"POST /api/platform/submit HTTP/1.1\r\nHost: localhost\r\nContent-Type: 
         HEAD + b"Content-Length: 99999999999999999999\r\n\r\n{}",
     ],
 )
-async def test_requests_that_are_not_finished_or_lie_about_their_length_are_closed_soon(database, sent, monkeypatch):
+async def test_unfinished_requests_and_requests_with_a_wrong_length_are_closed_soon(database, sent, monkeypatch):
     monkeypatch.setattr(TimedProtocol, "head_seconds", 0.3)
     monkeypatch.setattr(TimedProtocol, "body_seconds", 0.3)
     settings = Settings(auth_enabled=True, orchestrator_urls="http://127.0.0.1:1")

@@ -1,11 +1,11 @@
-"""Layers over the gateway: read from views, changed by the orchestrator."""
+"""Layers over the gateway, which reads them from views and forwards changes to the orchestrator."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.api.serving import V1, ok
-from tests.gateway.kit import NO_ONE, bearer, gateway, key_of
+from tests.gateway.kit import NO_SERVER, bearer, gateway, key_of
 from tests.operations.kit import Kit, opened
 
 pytestmark = pytest.mark.requirement("G2", "G3", "A6", "O2")
@@ -59,7 +59,7 @@ async def test_layers_are_read_by_their_own_platform_and_edited_by_reviewers(kit
 async def test_layers_are_read_while_no_orchestrator_runs(kit: Kit, tmp_path: Path):
     await kit.publish("dem", clearance="public")
     staff = bearer(await key_of(kit.dsn, "staff", "operator"))
-    async with gateway(kit.dsn, tmp_path, orchestrators=0, dead=(NO_ONE,)) as client:
+    async with gateway(kit.dsn, tmp_path, orchestrators=0, dead=(NO_SERVER,)) as client:
         read = await ok(client.get("/api/assets/dem/layers/raster/metadata", headers=staff))
         changed = await client.put("/api/assets/dem/layers/raster/metadata", json={}, headers=staff)
 

@@ -1,4 +1,4 @@
-"""The key of the gateway that `dagmaster up` starts: private, renewed at each start, and with one permission only."""
+"""The key of the gateway that `dagmaster up` starts: it is private, new at each start, and has only one permission."""
 
 import asyncio
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_the_key_is_private_and_gets_a_new_secret_at_each_start(database: str, t
     assert first != second
 
 
-def test_the_key_reports_uses_of_keys_and_nothing_else(database: str, tmp_path: Path):
+def test_the_key_may_only_report_uses_of_keys(database: str, tmp_path: Path):
     key = renewed_gateway_key(database, tmp_path)
 
     assert asyncio.run(status_with(database, key, "POST", "/keys/uses")) == 200
@@ -46,7 +46,7 @@ def test_the_key_reports_uses_of_keys_and_nothing_else(database: str, tmp_path: 
         assert asyncio.run(status_with(database, key, method, path)) == 403
 
 
-def test_a_start_that_died_before_the_file_was_written_is_followed_by_a_good_one(database: str, tmp_path: Path):
+def test_a_start_succeeds_after_one_that_died_before_it_wrote_the_key_file(database: str, tmp_path: Path):
     before = renewed_gateway_key(database, tmp_path)
     renewed_gateway_key(database, tmp_path)
     (tmp_path / FILE).write_text(before)  # the rotation was committed, the file was not replaced

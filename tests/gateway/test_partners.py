@@ -1,4 +1,4 @@
-"""Partners over the gateway: they submit, poll and decide, and see nothing but their own."""
+"""Partners submit, poll and decide over the gateway, and see only their own data."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from dagmaster.gateway import forward, services
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
 from dagmaster.web import backends
 from tests.api.serving import ok
-from tests.gateway.kit import NO_ONE, bearer, gateway, key_of
+from tests.gateway.kit import NO_SERVER, bearer, gateway, key_of
 from tests.operations.kit import Kit, opened
 
 pytestmark = pytest.mark.requirement("G1", "G3")
@@ -30,7 +30,7 @@ def submission(**changed):
     return {"platform_id": "ddh", "platform_refs": refs, "source": {"blob": "ddh/floods.tif"}, **changed}
 
 
-async def test_a_partner_submits_and_polls_until_it_is_published(kit: Kit, tmp_path):
+async def test_a_partner_submits_data_and_polls_until_it_is_published(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     staff = bearer(await key_of(kit.dsn, "staff", "reviewer"))
     async with gateway(kit.dsn, tmp_path) as client:
@@ -73,7 +73,7 @@ async def test_the_reason_of_an_invalid_file_names_no_node(kit: Kit, tmp_path):
     assert (status["status"], status["reason"]) == ("invalid", "'floods.tif' is a text file")
 
 
-async def test_a_request_id_is_made_if_none_is_given_and_a_dry_run_makes_nothing(kit: Kit, tmp_path):
+async def test_a_request_id_is_generated_if_none_is_given_and_a_dry_run_creates_nothing(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path) as client:
         dry = await ok(client.post("/api/platform/submit", json=submission(dry_run=True), headers=hub))
@@ -85,7 +85,7 @@ async def test_a_request_id_is_made_if_none_is_given_and_a_dry_run_makes_nothing
     assert status["request_id"] == response["request_id"] == job["correlation_id"]
 
 
-async def test_others_requests_and_assets_do_not_exist_for_a_partner(kit: Kit, tmp_path):
+async def test_requests_and_assets_of_others_do_not_exist_for_a_partner(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     other = bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode"))
     viewer = bearer(await key_of(kit.dsn, "viewer", "viewer"))
@@ -94,7 +94,7 @@ async def test_others_requests_and_assets_do_not_exist_for_a_partner(kit: Kit, t
         asset = f"/api/assets/{receipt['asset_id']}"
         unknown = await client.get("/api/platform/status/nothing", headers=other)
         foreign = await client.get(receipt["status_url"], headers=other)
-        in_its_name = await client.post("/api/platform/submit", json=submission(), headers=other)
+        for_another_platform = await client.post("/api/platform/submit", json=submission(), headers=other)
         lists = [
             (await ok(client.get("/api/assets", headers=who, params=params)))["items"]
             for who, params in ((hub, {}), (other, {}), (other, {"platform_id": "ddh"}))
@@ -102,7 +102,7 @@ async def test_others_requests_and_assets_do_not_exist_for_a_partner(kit: Kit, t
         pages = [await client.get(asset, headers=who) for who in (other, viewer)]
         anonymous = await client.get(receipt["status_url"])
 
-    assert (foreign.status_code, in_its_name.status_code) == (404, 404)
+    assert (foreign.status_code, for_another_platform.status_code) == (404, 404)
     same = ("status", "code", "detail", "title", "hint")
     assert [foreign.json()[name] for name in same] == [unknown.json()[name] for name in same]
     assert [len(items) for items in lists] == [1, 0, 0]
@@ -110,7 +110,7 @@ async def test_others_requests_and_assets_do_not_exist_for_a_partner(kit: Kit, t
     assert anonymous.status_code == 401
 
 
-async def test_a_partner_reads_only_its_own_prefix_of_bronze(kit: Kit, tmp_path):
+async def test_a_partner_may_submit_only_files_below_its_own_prefix_of_the_bronze_zone(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path) as client:
         answers = [
@@ -128,11 +128,11 @@ async def test_a_partner_reads_only_its_own_prefix_of_bronze(kit: Kit, tmp_path)
     assert await kit.rows("SELECT 1 FROM dagapp.asset_submissions") == []
 
 
-async def test_polling_works_while_every_orchestrator_is_down_and_submitting_says_so(kit: Kit, tmp_path):
+async def test_while_every_orchestrator_is_down_polling_works_and_submitting_reports_the_outage(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path) as client:
         receipt = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
-    async with gateway(kit.dsn, tmp_path, orchestrators=0, dead=(NO_ONE,)) as client:
+    async with gateway(kit.dsn, tmp_path, orchestrators=0, dead=(NO_SERVER,)) as client:
         status = await ok(client.get(receipt["status_url"], headers=hub))
         refused = await client.post("/api/platform/submit", json=submission(), headers=hub)
         ready = await client.get("/readyz")
@@ -157,9 +157,9 @@ async def test_polling_works_with_a_gateway_that_was_deployed_before_the_schema(
     assert [request["request_id"] for request in listed] == ["order-1"]
 
 
-async def test_a_dead_orchestrator_is_passed_over(kit: Kit, tmp_path):
+async def test_an_orchestrator_that_is_down_is_skipped(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
-    async with gateway(kit.dsn, tmp_path, orchestrators=2, dead=(NO_ONE,)) as client:
+    async with gateway(kit.dsn, tmp_path, orchestrators=2, dead=(NO_SERVER,)) as client:
         answers = [
             await client.post("/api/platform/submit", json=submission(request_id="one"), headers=hub) for _ in range(6)
         ]
@@ -168,7 +168,7 @@ async def test_a_dead_orchestrator_is_passed_over(kit: Kit, tmp_path):
     assert len(await kit.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
 
 
-async def test_a_request_that_was_sent_and_not_answered_is_not_repeated_unless_that_is_safe():
+async def test_a_request_without_a_response_is_sent_again_only_if_it_is_repeatable():
     connections = 0
 
     async def silent(reader, writer):
@@ -190,7 +190,10 @@ async def test_a_request_that_was_sent_and_not_answered_is_not_repeated_unless_t
             codes.append((error.code, connections - before))
     server.close()
 
-    assert codes == [("gateway.no-response", 1), ("gateway.no-response", 2)]  # either may have been carried out
+    assert codes == [
+        ("gateway.no-response", 1),
+        ("gateway.no-response", 2),
+    ]  # each of the two orchestrators may have carried it out
 
 
 async def test_an_orchestrator_that_hangs_gets_no_request_until_it_responds_again(monkeypatch: pytest.MonkeyPatch):
@@ -228,7 +231,7 @@ async def test_an_orchestrator_that_hangs_gets_no_request_until_it_responds_agai
     assert response.status_code == 200
 
 
-async def test_a_response_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
+async def test_a_response_that_never_ends_is_aborted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(forward, "CONNECT_SECONDS", 0.2)
 
     async def drip(reader, writer):
@@ -248,7 +251,7 @@ async def test_a_response_that_never_ends_is_given_up(monkeypatch: pytest.Monkey
     assert refused.value.code == "gateway.no-response"
 
 
-async def test_a_request_that_gets_no_connection_of_a_full_pool_was_not_sent():
+async def test_a_request_that_gets_no_connection_from_a_full_pool_is_reported_as_not_sent():
     async def silent(reader, writer):
         await reader.read(100)
         await asyncio.sleep(30)
@@ -359,7 +362,7 @@ async def test_a_caller_that_sends_too_many_requests_gets_429(kit: Kit, tmp_path
     assert probe.status_code == 200
 
 
-async def test_the_use_of_keys_is_reported_with_a_key_that_can_do_nothing_else(kit: Kit, tmp_path):
+async def test_the_use_of_keys_is_reported_with_a_key_that_has_no_other_permission(kit: Kit, tmp_path):
     own = await key_of(kit.dsn, "the gateway", "gateway")
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path, gateway_key=own) as client:

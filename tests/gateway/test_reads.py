@@ -1,4 +1,4 @@
-"""Polls of partners are cheap: their statements stay planned."""
+"""Polls of partners are fast: their statements are planned once."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.gateway.kit import gateway_dsn
 
 pytestmark = pytest.mark.requirement("G3")
 
-# In place of the read of a key, which uses the connection of the polls before it.
+# Replaces the statement that reads a key, because that statement uses the same connection as the polls before it.
 _PLANS = """
 SELECT %(key_id)s::text AS key_id, generic_plans || ' planned once, ' || custom_plans || ' planned again' AS name,
        '{}'::text[] AS scopes, NULL AS platform_id, '' AS secret_hash, NULL AS previous_hash, false AS is_expired,

@@ -1,4 +1,4 @@
-"""The database role of the gateway reads its views, and can do nothing else."""
+"""The database role of the gateway can read its views, and can do nothing else."""
 
 import time
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.requirement("G3")
 
 @pytest.fixture
 def protected_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """As users have it: clusters of tests ask only gateways for passwords."""
+    """A cluster as users have it. The clusters of other tests require a password only from gateways."""
     cluster = Cluster.at(None if IS_ROOT else tmp_path, a_name())
     yield cluster
     cluster.remove()
@@ -36,7 +36,7 @@ def views(database: str) -> set[str]:
         return {name for (name,) in connection.execute(text, [VIEWS])}
 
 
-def test_it_reads_every_view(catalog_database: str, role: str):
+def test_the_role_can_read_every_view(catalog_database: str, role: str):
     with psycopg.connect(role) as connection:
         for view in views(catalog_database):
             connection.execute(f"SELECT * FROM {VIEWS}.{view} LIMIT 1")
@@ -46,7 +46,7 @@ def test_it_reads_every_view(catalog_database: str, role: str):
     }
 
 
-def test_it_reads_no_table_of_any_schema(catalog_database: str, role: str):
+def test_the_role_can_read_no_table_of_any_schema(catalog_database: str, role: str):
     with psycopg.connect(catalog_database) as connection:
         tables = connection.execute(
             "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c "
@@ -93,17 +93,17 @@ def test_it_reads_no_table_of_any_schema(catalog_database: str, role: str):
         "TRUNCATE dagapp.dag_jobs",
     ],
 )
-def test_it_can_do_nothing_else(role: str, statement: str):
+def test_the_role_can_neither_write_nor_become_another_role(role: str, statement: str):
     with psycopg.connect(role, autocommit=True) as connection:
         connection.execute(
             "SET default_transaction_read_only = off"
-        )  # it may: this setting protects from mistakes only
+        )  # the role may change this setting, which only protects against mistakes
 
         with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.ObjectNotInPrerequisiteState)):
             connection.execute(statement)
 
 
-def test_views_hide_what_partners_and_operators_do_not_need(catalog_database: str, role: str):
+def test_views_hide_columns_that_partners_and_operators_do_not_need(catalog_database: str, role: str):
     with psycopg.connect(catalog_database) as connection:
         columns = connection.execute(
             "SELECT table_name || '.' || column_name FROM information_schema.columns WHERE table_schema = %s", [VIEWS]
@@ -124,7 +124,7 @@ def test_a_wrong_or_missing_password_is_refused(role: str):
             psycopg.connect(make_conninfo(**given, **({"password": password} if password else {})))
 
 
-def test_a_new_password_ends_the_previous_one(catalog_database: str, role: str):
+def test_a_new_password_replaces_the_previous_one(catalog_database: str, role: str):
     ensure_gateway_role(catalog_database, with_password=True)
 
     with pytest.raises(psycopg.OperationalError):
@@ -155,14 +155,14 @@ def test_another_database_of_the_server_may_create_the_group_at_the_same_time(
             assert gateway.execute("SELECT pg_has_role(%s, 'MEMBER')", [group]).fetchone() == (True,)
 
 
-def test_the_name_of_the_role_has_that_of_the_database():
+def test_the_name_of_the_role_contains_the_name_of_the_database():
     assert role_of("dagmaster") == "dagmaster_gateway"
     assert len(role_of("d" * 63)) <= 63
     assert role_of("d" * 63) != role_of("d" * 62)
 
 
-def test_in_the_embedded_server_it_cannot_become_the_superuser(protected_cluster: Cluster):
-    """Without the file of the superuser's password, which it has no reason to know."""
+def test_the_superuser_of_the_embedded_server_needs_a_password(protected_cluster: Cluster):
+    """The gateway does not know the file with the password of the superuser."""
     with protected_cluster as cluster:
         psycopg.connect(cluster.dsn).close()
         without = cluster.dsn.partition("&passfile=")[0]

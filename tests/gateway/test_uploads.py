@@ -1,4 +1,4 @@
-"""Partners upload over the gateway, which passes bodies on and decides nothing."""
+"""Partners upload over the gateway, which only passes the bodies on."""
 
 import asyncio
 import hashlib
@@ -15,7 +15,7 @@ from dagmaster.listen import bind
 from dagmaster.roles.gateway import _GatewayServer
 from dagmaster.settings import Settings
 from tests.api.serving import app_of, ok, served
-from tests.gateway.kit import NO_ONE, bearer, gateway, gateway_dsn, key_of
+from tests.gateway.kit import NO_SERVER, bearer, gateway, gateway_dsn, key_of
 from tests.web.problems import check
 
 pytestmark = pytest.mark.requirement("G1", "G3")
@@ -32,7 +32,7 @@ def at(offset: int) -> dict[str, str]:
 async def test_a_partner_uploads_a_file_and_submits_it(database, tmp_path):
     hub = bearer(await key_of(database, "hub", "b2b", platform="ddh"))
     other = bearer(await key_of(database, "other", "b2b", platform="geonode"))
-    async with gateway(database, tmp_path, dead=(NO_ONE,), orchestrators=2) as client:
+    async with gateway(database, tmp_path, dead=(NO_SERVER,), orchestrators=2) as client:
         described = await client.options(UPLOADS, headers=hub)
         request = {"name": "floods.tif", "size_bytes": len(DATA), "sha256": hashlib.sha256(DATA).hexdigest()}
         begun = await client.post(UPLOADS, json=request, headers=hub)
@@ -68,11 +68,11 @@ async def test_a_partner_uploads_a_file_and_submits_it(database, tmp_path):
     assert receipt.status_code == 202, receipt.text
 
 
-async def test_the_gateway_refuses_what_it_can_refuse_itself(database, tmp_path):
+async def test_the_gateway_refuses_invalid_uploads_without_an_orchestrator(database, tmp_path):
     viewer = bearer(await key_of(database, "viewer", "viewer"))
     hub = bearer(await key_of(database, "hub", "b2b", platform="ddh"))
     where = f"{UPLOADS}/0198b2c4-7c1e-4a10-8f00-2f6f6e1c9a01"
-    async with gateway(database, tmp_path, orchestrators=0, dead=(NO_ONE,), upload_chunk_mb=1) as client:
+    async with gateway(database, tmp_path, orchestrators=0, dead=(NO_SERVER,), upload_chunk_mb=1) as client:
         large = await client.patch(where, content=b"x" * 1_000_001, headers={**hub, **at(0)})
         forbidden = await client.post(UPLOADS, json={"name": "a", "size_bytes": 1}, headers=viewer)
         anonymous = await client.patch(where, content=b"x", headers=at(0))
@@ -85,7 +85,7 @@ async def test_the_gateway_refuses_what_it_can_refuse_itself(database, tmp_path)
     assert outside.status_code in (404, 422)
 
 
-async def test_what_reached_the_gateway_before_the_client_was_lost_is_kept(database, tmp_path):
+async def test_bytes_that_reached_the_gateway_before_the_client_disconnected_are_kept(database, tmp_path):
     hub = await key_of(database, "hub", "b2b", platform="ddh")
     async with (
         listening(database, tmp_path) as (address, port),
@@ -134,7 +134,7 @@ async def listening(dsn: str, folder: Path) -> AsyncIterator[tuple[str, int]]:
             await asyncio.wait_for(task, 20)
 
 
-async def test_a_body_is_not_held_in_memory_and_not_sent_twice(database, tmp_path):
+async def test_a_body_is_read_once_although_the_first_orchestrator_is_down(database, tmp_path):
     taken: list[int] = []
 
     async def body() -> AsyncIterator[bytes]:
@@ -144,7 +144,7 @@ async def test_a_body_is_not_held_in_memory_and_not_sent_twice(database, tmp_pat
 
     hub = bearer(await key_of(database, "hub", "b2b", platform="ddh"))
     async with served(app_of(database, auth_enabled=True, storage_folder=tmp_path)) as api:
-        forwarder = Forwarder([NO_ONE, api.url])
+        forwarder = Forwarder([NO_SERVER, api.url])
         async with forwarder.running():
             request = ForwardedRequest(
                 "PATCH", "/api/v1/uploads/0198b2c4-7c1e-4a10-8f00-2f6f6e1c9a01", {**hub, **at(0)}

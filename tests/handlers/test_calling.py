@@ -1,4 +1,4 @@
-"""What a handler takes and may return."""
+"""The parameters of handlers, and the values that they may return."""
 
 import enum
 from types import ModuleType
@@ -49,7 +49,7 @@ def test_the_annotation_of_the_second_parameter_validates_params() -> None:
 
 
 @pytest.mark.requirement("E12")
-def test_params_that_do_not_fit_are_the_datas_fault_and_name_the_field_without_its_value() -> None:
+def test_invalid_params_are_blamed_on_the_data_and_the_error_names_the_field_without_its_value() -> None:
     with pytest.raises(UnfitData) as caught:
         plan_of("typed").parse({"size": "s3cret-value", "token": "x"})
 
@@ -59,14 +59,14 @@ def test_params_that_do_not_fit_are_the_datas_fault_and_name_the_field_without_i
 
 
 @pytest.mark.requirement("H1")
-def test_a_handler_that_this_worker_cannot_import_is_the_environments_fault() -> None:
+def test_a_handler_that_cannot_be_imported_is_blamed_on_the_environment() -> None:
     with pytest.raises(Unavailable, match="no_such_module") as caught:
         calling.resolve(Registration("x", "no_such_module:f"))
     assert caught.value.code == calling.UNLOADABLE
 
 
 @pytest.mark.requirement("H1")
-def test_a_handler_registered_as_the_wrong_kind_says_so() -> None:
+def test_a_handler_registered_as_the_wrong_kind_is_refused() -> None:
     with pytest.raises(HandlerFailed, match="registered as async"):
         plan_of("plain", is_async=True)
 
@@ -81,7 +81,7 @@ def test_marked_handlers_are_found_in_their_module() -> None:
 
 
 @pytest.mark.requirement("H1")
-def test_a_package_may_list_its_handlers_without_importing_them() -> None:
+def test_a_package_can_list_its_handlers_without_importing_them() -> None:
     listing = ModuleType("their_package")
     listing.REGISTRATIONS = (Registration("theirs", "their_package.with_gdal:run", False),)  # type: ignore[attr-defined]
 
@@ -98,7 +98,7 @@ class Answer(BaseModel):
 
 
 @pytest.mark.requirement("H1")
-def test_outputs_become_plain_json() -> None:
+def test_outputs_are_converted_to_plain_json() -> None:
     returned = accept({"a": (1, 2.5), "m": Answer(tile=Tile(size=1), values=(1.0,)), "c": Colour.RED, "n": None})
 
     assert returned.output == {
@@ -112,7 +112,7 @@ def test_outputs_become_plain_json() -> None:
 
 
 @pytest.mark.requirement("H1")
-def test_a_handler_result_carries_output_and_metrics_or_a_failure() -> None:
+def test_a_handler_result_contains_output_and_metrics_or_a_failure() -> None:
     assert accept(HandlerResult(output={"a": 1}, metrics={"pixels": 3})) == calling.HandlerOutput(
         {"a": 1}, {"pixels": 3}, b'{"a":1}'
     )
@@ -143,7 +143,7 @@ for _ in range(300):
         ({"a": {1, 2}}, "output.a is a set"),
     ],
 )
-def test_what_jsonb_cannot_hold_is_refused_with_its_path(output: Any, message: str) -> None:
+def test_outputs_that_jsonb_cannot_store_are_refused_with_the_path_of_the_value(output: Any, message: str) -> None:
     with pytest.raises(HandlerFailed) as caught:
         accept(output)
     assert message in caught.value.message
@@ -151,7 +151,7 @@ def test_what_jsonb_cannot_hold_is_refused_with_its_path(output: Any, message: s
 
 
 @pytest.mark.requirement("E18")
-def test_an_output_beyond_the_hard_limit_fails_with_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_output_above_the_limit_has_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calling, "MAX_OUTPUT_BYTES", 1000)
 
     with pytest.raises(HandlerFailed, match=r"2,002 bytes, more than the 1,000 allowed") as caught:
@@ -160,12 +160,12 @@ def test_an_output_beyond_the_hard_limit_fails_with_size_and_limit(monkeypatch: 
 
 
 @pytest.mark.requirement("H1")
-def test_the_largest_integers_that_fit_pass() -> None:
+def test_64_bit_integers_are_accepted() -> None:
     assert to_json([(1 << 64) - 1, -(1 << 63)], "output") == [(1 << 64) - 1, -(1 << 63)]
 
 
 @pytest.mark.requirement("H1")
-def test_metrics_are_small() -> None:
+def test_metrics_above_the_size_limit_are_refused() -> None:
     with pytest.raises(HandlerFailed, match="more than the 65,536 allowed") as refusal:
         accept(HandlerResult(output=1, metrics={"all": "x" * 70_000}))
     assert refusal.value.code == "handler.metrics-too-large"

@@ -1,4 +1,4 @@
-"""Checkpoints and their artifacts, as handlers of both kinds see them."""
+"""Checkpoints and their artifacts, in plain and async handlers."""
 
 import os
 import tempfile
@@ -14,7 +14,7 @@ from dagmaster.testing import Trial, run_handler
 
 
 def saving(**saved: Any) -> Trial:
-    """The trial of a handler that saves these, each with what it names as its artifact."""
+    """The trial of a handler that saves checkpoints with these names and artifacts."""
 
     def save(ctx: Any) -> None:
         for name, artifact in saved.items():
@@ -47,13 +47,13 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.requirement("E22")
 @both
-def test_the_last_checkpoint_whose_artifact_still_validates_is_found(loading, files) -> None:
+def test_the_last_checkpoint_with_a_valid_artifact_is_loaded(loading, files) -> None:
     trial = saving(first=files[0], second=[files[1], str(files[2])])
 
     assert run_handler(loading(), after=trial).output == ["second", {"of": "second"}]
 
 
-def vanish(file: Path) -> None:
+def delete(file: Path) -> None:
     file.unlink()
 
 
@@ -73,17 +73,19 @@ def grow(file: Path) -> None:
 @pytest.mark.requirement("E22")
 @both
 @pytest.mark.parametrize(
-    ("harm", "why"),
+    ("change", "why"),
     [
-        (vanish, "no longer exists"),
+        (delete, "no longer exists"),
         (turn_into_a_folder, "no longer exists"),
         (change_a_byte, "its sha256"),
         (grow, "its size_bytes"),
     ],
 )
-def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_reported(loading, harm, why, files) -> None:
+def test_a_checkpoint_whose_artifact_was_deleted_or_changed_is_skipped_and_reported(
+    loading, change, why, files
+) -> None:
     trial = saving(first=files[0], second=[files[1], files[2]])
-    harm(files[2])
+    change(files[2])
 
     after = run_handler(loading(), after=trial)
 
@@ -96,16 +98,16 @@ def test_a_checkpoint_whose_artifact_vanished_or_changed_is_not_trusted_and_repo
 
 @pytest.mark.requirement("E22")
 @both
-def test_without_any_valid_checkpoint_a_handler_begins_at_the_beginning(loading, files) -> None:
+def test_without_a_valid_checkpoint_a_handler_starts_from_the_beginning(loading, files) -> None:
     trial = saving(first=files[0])
-    vanish(files[0])
+    delete(files[0])
 
     assert run_handler(loading(), after=trial).output is None
 
 
 @pytest.mark.requirement("E22")
 @both
-def test_a_file_too_large_to_be_hashed_is_known_by_its_time(loading, files) -> None:
+def test_a_large_file_can_be_identified_by_its_modification_time(loading, files) -> None:
     trial = saving(first=None, second=Artifact.of(files[0], by="modified_ns"))
     kept = run_handler(loading(), after=trial)
     os.utime(files[0], ns=(1, 1))
@@ -115,13 +117,13 @@ def test_a_file_too_large_to_be_hashed_is_known_by_its_time(loading, files) -> N
     assert "modified_ns" in changed.log[0]
 
 
-ELSEWHERE = Artifact("s3://bucket/tiles/1", {"etag": "abc"})
+REMOTE_ARTIFACT = Artifact("s3://bucket/tiles/1", {"etag": "abc"})
 
 
 @pytest.mark.requirement("E22")
 @both
-def test_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(loading) -> None:
-    trial = saving(first=None, second=ELSEWHERE)
+def test_a_remote_artifact_is_checked_by_the_handler_or_its_checkpoint_is_skipped(loading) -> None:
+    trial = saving(first=None, second=REMOTE_ARTIFACT)
     seen: list[Artifact] = []
 
     def check(artifact: Artifact) -> bool:
@@ -133,25 +135,25 @@ def test_what_nothing_here_can_check_is_checked_by_the_handler_or_not_trusted(lo
     refused = run_handler(loading(check=lambda _: False), after=trial)
 
     assert [each.output[0] for each in (unchecked, checked, refused)] == ["first", "second", "first"]
-    assert seen == [ELSEWHERE]
+    assert seen == [REMOTE_ARTIFACT]
     assert "the facts of s3://bucket/tiles/1 cannot be measured" in unchecked.log[0]
 
 
 @pytest.mark.requirement("E22")
-def test_an_async_handler_may_ask_a_store_to_check() -> None:
+def test_an_async_handler_can_check_artifacts_asynchronously() -> None:
     async def check(artifact: Artifact) -> bool:
-        return artifact == ELSEWHERE
+        return artifact == REMOTE_ARTIFACT
 
-    assert run_handler(coroutine(check=check), after=saving(first=ELSEWHERE)).output[0] == "first"
+    assert run_handler(coroutine(check=check), after=saving(first=REMOTE_ARTIFACT)).output[0] == "first"
 
 
 @pytest.mark.requirement("E22")
 @both
-def test_a_store_that_cannot_be_asked_is_the_environments_fault_and_no_proof(loading) -> None:
+def test_an_error_in_the_check_is_blamed_on_the_environment(loading) -> None:
     def check(_artifact: Artifact) -> bool:
-        raise ConnectionError("the store is away")
+        raise ConnectionError("the store is unavailable")
 
-    assert run_handler(loading(check=check), after=saving(first=ELSEWHERE)).blame == "environment"
+    assert run_handler(loading(check=check), after=saving(first=REMOTE_ARTIFACT)).blame == "environment"
 
 
 @pytest.mark.requirement("E22")
@@ -163,7 +165,7 @@ def test_a_store_that_cannot_be_asked_is_the_environments_fault_and_no_proof(loa
         ("s3://bucket/tiles/1", "checkpoint.bad-artifact"),
     ],
 )
-def test_what_cannot_be_described_cannot_be_saved(artifact, code) -> None:
+def test_a_checkpoint_with_an_invalid_artifact_cannot_be_saved(artifact, code) -> None:
     trial = saving(first=artifact)
 
     assert trial.error is not None
@@ -177,10 +179,10 @@ def test_a_checkpoint_above_its_size_limit_is_refused_with_the_limit(is_async) -
     def save(ctx: Any) -> None:
         ctx.save_checkpoint("much", "x" * MAX_BYTES)
 
-    async def save_too(ctx: Any) -> None:
+    async def save_async(ctx: Any) -> None:
         await ctx.save_checkpoint("much", "x" * MAX_BYTES)
 
-    trial = run_handler(save_too if is_async else save)
+    trial = run_handler(save_async if is_async else save)
 
     assert trial.error is not None
     assert trial.error["code"] == "checkpoint.too-large"
@@ -191,32 +193,32 @@ def test_a_checkpoint_above_its_size_limit_is_refused_with_the_limit(is_async) -
 
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("name", ["", "x" * 201, None, "nul\0"])
-def test_a_checkpoint_has_a_name_that_can_be_kept(name) -> None:
+def test_a_checkpoint_with_an_invalid_name_is_refused(name) -> None:
     assert run_handler(lambda ctx: ctx.save_checkpoint(name)).status == "failed"
 
 
 @pytest.mark.requirement("E22")
 @pytest.mark.parametrize("flag", ["cancelled", "shutting_down"])
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_handler_that_was_asked_to_stop_stops_when_it_saves(flag, is_async) -> None:
-    def go_on(ctx: Any) -> None:
+def test_a_handler_that_was_asked_to_stop_ends_when_it_saves_a_checkpoint(flag, is_async) -> None:
+    def continue_after_saving(ctx: Any) -> None:
         assert getattr(ctx, flag)
         ctx.save_checkpoint("kept")
-        raise AssertionError("it went on")
+        raise AssertionError("the handler continued")
 
-    async def go_on_too(ctx: Any) -> None:
+    async def continue_after_saving_async(ctx: Any) -> None:
         assert getattr(ctx, flag)
         await ctx.save_checkpoint("kept")
-        raise AssertionError("it went on")
+        raise AssertionError("the handler continued")
 
-    trial = run_handler(go_on_too if is_async else go_on, **{f"{flag}_after": 0})
+    trial = run_handler(continue_after_saving_async if is_async else continue_after_saving, **{f"{flag}_after": 0})
 
     assert trial.status == ("cancelled" if flag == "cancelled" else "returned")
     assert list(trial.checkpoints) == ["kept"]
 
 
 @pytest.mark.requirement("E22")
-def test_an_artifact_is_known_by_whatever_name_its_place_has(tmp_path, monkeypatch) -> None:
+def test_an_artifact_can_be_given_as_path_name_or_uri(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "a b#c?%20ä.bin"
     file.write_text("x")
@@ -228,7 +230,7 @@ def test_an_artifact_is_known_by_whatever_name_its_place_has(tmp_path, monkeypat
 
 
 @pytest.mark.requirement("H3")
-def test_multi_phase_gives_the_same_result_wherever_it_was_interrupted(tmp_path, monkeypatch) -> None:
+def test_multi_phase_gives_the_same_result_after_an_interruption_at_any_phase(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("time.sleep", lambda _: None)
     names = [f"phase_{number}" for number in range(1, 5)]
@@ -241,4 +243,4 @@ def test_multi_phase_gives_the_same_result_wherever_it_was_interrupted(tmp_path,
         assert resumed.output["digest"] == whole.output["digest"]
     again = run_handler("multi_phase", {"phases": 4}, after=whole)
     assert again.output == {"phases_run": [], "resumed_after": "finished", "digest": whole.output["digest"]}
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "it cleans up"
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "the handler removes its files"

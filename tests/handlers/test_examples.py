@@ -1,4 +1,4 @@
-"""The handlers that ship for tests and demonstrations."""
+"""The handlers for tests and demonstrations that are part of the package."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ def call(name: str, /, **params: Any) -> Any:
 
 
 @pytest.mark.requirement("H3")
-def test_every_shipped_handler_resolves_as_it_is_registered() -> None:
+def test_every_installed_handler_can_be_imported() -> None:
     for registration in installed().values():
         assert calling.resolve(registration).function.__name__ == registration.target.split(":")[1]
 
 
 @pytest.mark.requirement("H3")
-def test_echo_hello_size_chunk_and_list_answer_as_documented() -> None:
+def test_echo_hello_size_chunk_and_list_return_what_is_documented() -> None:
     assert call("echo", a=[1]) == {"echoed_params": {"a": [1]}}
     assert call("hello_world") == {"message": "Hello, World!"}
     assert call("hello_world", name="Ada") == {"message": "Hello, Ada!"}
@@ -50,7 +50,7 @@ def flaky(attempt: int, node: str = "n", rate: float = 0.5) -> bool:
 
 
 @pytest.mark.requirement("H3")
-def test_flaky_echo_fails_the_same_attempts_for_the_same_seed_and_at_about_its_rate() -> None:
+def test_flaky_echo_fails_the_same_attempts_for_the_same_seed() -> None:
     first = [flaky(1, node=f"n__{i}") for i in range(120)]
     again = [flaky(1, node=f"n__{i}") for i in range(40)]
 
@@ -59,13 +59,13 @@ def test_flaky_echo_fails_the_same_attempts_for_the_same_seed_and_at_about_its_r
 
 
 @pytest.mark.requirement("H3")
-def test_a_seeded_flaky_echo_succeeds_after_four_retries_at_the_latest() -> None:
+def test_flaky_echo_with_a_seed_succeeds_after_at_most_four_retries() -> None:
     assert not flaky(4, rate=1.0)
     assert flaky(5, rate=1.0)
 
 
 @pytest.mark.requirement("H3")
-def test_flaky_echo_without_a_seed_is_random_and_echoes_everything() -> None:
+def test_flaky_echo_without_a_seed_echoes_all_params() -> None:
     assert call("flaky_echo", failure_rate=0, index=4) == {
         "echoed_params": {"failure_rate": 0.0, "index": 4},
         "attempt": 1,
@@ -74,7 +74,7 @@ def test_flaky_echo_without_a_seed_is_random_and_echoes_everything() -> None:
 
 @pytest.mark.requirement("E14")
 @pytest.mark.parametrize(("flag", "status"), [("cancelled_after", "cancelled"), ("shutting_down_after", "returned")])
-def test_sleep_stops_at_its_next_check(flag: str, status: str) -> None:
+def test_sleep_ends_soon_after_a_request_to_stop(flag: str, status: str) -> None:
     trial = run_handler("sleep", {"seconds": 60}, **{flag: 10})  # type: ignore[arg-type]
 
     assert trial.status == status
@@ -82,12 +82,12 @@ def test_sleep_stops_at_its_next_check(flag: str, status: str) -> None:
 
 
 @pytest.mark.requirement("H3")
-def test_sleep_sleeps_as_long_as_asked_for() -> None:
+def test_sleep_sleeps_for_the_given_seconds() -> None:
     assert run_handler("sleep", {"seconds": 60}).metrics["seconds"] == pytest.approx(60.0)
 
 
 @pytest.mark.requirement("W8")
-def test_collect_results_sums_what_completed() -> None:
+def test_collect_results_sums_completed_results_only() -> None:
     results = [{"value": 2}, ChildResult(1, "f__1", "failed", None, "boom"), 0.5]
 
     assert run_handler("collect_results", results=results).output == {"count": 2, "total": 2.5}

@@ -1,4 +1,4 @@
-"""Raster handlers on zones in an object store make the same bytes as on folders."""
+"""Raster handlers with zones in an object store write the same bytes as with folders."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def cog_of(settings, file, params=PARAMS) -> tuple[dict, bytes]:
 
 
 @pytest.mark.parametrize("name", ["azurite", "s3_server"])
-def test_a_cog_from_an_object_store_is_the_one_from_a_folder(name, request, tmp_path):
+def test_a_cog_from_an_object_store_equals_the_one_from_a_folder(name, request, tmp_path):
     server = request.getfixturevalue(name)
     file = tmp_path / "dem.tif"
     terrain(file)
@@ -57,7 +57,7 @@ def test_a_cog_from_an_object_store_is_the_one_from_a_folder(name, request, tmp_
 
 @pytest.mark.requirement("S3")
 @pytest.mark.parametrize("name", ["azurite", "s3_server"])
-def test_the_tier_of_the_output_decides_on_the_tier_in_the_store(name, request, tmp_path):
+def test_the_output_tier_decides_the_storage_tier(name, request, tmp_path):
     settings = request.getfixturevalue(name).settings_for(tmp_path)
     storage = open_storage(settings)
     terrain(tmp_path / "dem.tif")

@@ -1,4 +1,4 @@
-"""Odd files are processed, or refused with a plain reason before anything is copied: none fails inside a job."""
+"""Unusual files are processed, or refused with a clear reason before anything is copied; none fails inside a job."""
 
 import math
 import warnings
@@ -17,7 +17,7 @@ from rasterio.errors import NotGeoreferencedWarning
 from rasterio.rpc import RPC
 from tests.raster.rasters import TRANSFORM, hills, noise, write_raster
 
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.raster.collection import layout_of
 from dagmaster.handlers.raster.options import Options, require_possible
@@ -29,7 +29,7 @@ from dagmaster.testing.trial import JOB_ID, run_handler
 pytestmark = pytest.mark.requirement("R2")
 
 ABOUT = {
-    "dataset_id": own_dataset_id(JOB_ID),
+    "dataset_id": job_dataset_id(JOB_ID),
     "when": {"start": "2024-05-01T00:00:00Z"},
     "processed_at": "2024-06-01T00:00:00Z",
 }
@@ -55,7 +55,7 @@ def _rpcs(dataset: Any) -> None:
 
 
 def _palette_without_table(path: Path, dtype: str = "uint8") -> None:
-    """GDAL stores the colour interpretation in its metadata."""
+    """A file whose metadata declares a palette that does not exist."""
     profile = {"driver": "GTiff", "width": 80, "height": 60, "count": 2, "crs": "EPSG:32633"}
     with rasterio.open(path, "w", dtype=dtype, transform=TRANSFORM, **profile) as dataset:
         dataset.colorinterp = [ColorInterp.palette, ColorInterp.gray]
@@ -67,7 +67,7 @@ def _palette_without_table(path: Path, dtype: str = "uint8") -> None:
 
 
 def _empty(path: Path) -> None:
-    """50 MB of stored nodata, which a sample cannot distinguish from data elsewhere."""
+    """50 MB of nodata; a sample alone cannot show that there is no data."""
     write_raster(path, np.full((1, 3600, 3600), -1, "float32"), nodata=-1, compress="deflate", tiled=True)
 
 
@@ -85,7 +85,7 @@ def _transparent(path: Path) -> None:
     write_raster(path, np.concatenate([PICTURE, np.zeros((1, 60, 80), "uint8")]), photometric="RGB", alpha="YES")
 
 
-# How a file is written, and what becomes of it: it works, or the code of its refusal.
+# How a file is written, and the expected outcome: it works, or the code of the error.
 FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "one pixel": (written(DEM[:, :1, :1]), WORKS),
     "one row": (written(DEM[:, :1]), WORKS),
@@ -123,7 +123,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "palette without colour table": (_palette_without_table, WORKS),
     "palette of 16 bits without colour table": (lambda path: _palette_without_table(path, "uint16"), WORKS),
     "mask": (written(PICTURE, after=lambda dataset: dataset.write_mask(PICTURE[0] > 99)), WORKS),
-    "mask that hides all": (
+    "mask without valid pixels": (
         written(PICTURE, after=lambda dataset: dataset.write_mask(np.zeros((60, 80), bool))),
         "raster.all-nodata",
     ),
@@ -142,7 +142,7 @@ FILES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def outcome(storage: Path, name: str, *, tier: str = "analysis", **options: Any) -> str:
-    """What validation decides, and if it accepts the file, whether the task that writes the COG succeeds."""
+    """The code of the error with which the file is refused, or WORKS if the COG was written."""
     checked = check(storage / "bronze" / "bronze" / name)
     if checked.errors:
         return checked.errors[0].code
@@ -179,7 +179,7 @@ def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_odd_file_works_or_is_refused_before_it_is_copied(storage: Path, name: str) -> None:
+def test_an_unusual_file_is_processed_or_refused_before_it_is_copied(storage: Path, name: str) -> None:
     write, expected = FILES[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
@@ -191,7 +191,7 @@ def test_an_odd_file_works_or_is_refused_before_it_is_copied(storage: Path, name
 @pytest.mark.parametrize(
     ("resolution", "expected"), [(0.01, "raster.too-coarse"), (1e-9, "raster.too-fine"), (1e-3, WORKS)]
 )
-def test_a_resolution_that_does_not_fit_is_refused_before_the_job(
+def test_a_resolution_that_is_too_coarse_or_too_fine_is_refused_before_the_job(
     storage: Path, resolution: float, expected: str
 ) -> None:
     write_raster(storage / "bronze" / "bronze" / "odd.tif", hills(400, 500))
@@ -199,7 +199,7 @@ def test_a_resolution_that_does_not_fit_is_refused_before_the_job(
     assert outcome(storage, "odd.tif", resolution=resolution) == expected
 
 
-def test_data_that_validation_cannot_see_are_refused_once_when_they_are_written(storage: Path) -> None:
+def test_a_file_without_data_that_validation_misses_is_refused_when_written(storage: Path) -> None:
     """The validation of a huge file ends after a minute; then the task that writes the COG refuses it, once."""
     write_raster(storage / "bronze" / "bronze" / "odd.tif", np.full((1, 60, 80), -1, "float32"), nodata=-1)
 
@@ -210,7 +210,7 @@ def test_data_that_validation_cannot_see_are_refused_once_when_they_are_written(
     assert not list((storage / "silver").rglob("*.tif"))
 
 
-def test_files_too_fine_for_the_grid_of_a_collection_are_refused_together(tmp_path: Path) -> None:
+def test_one_error_names_all_files_that_are_too_fine_for_the_grid(tmp_path: Path) -> None:
     fine = Affine(0.2, 0, 500_000, 0, -0.2, 5_000_000)
     paths = [
         write_raster(tmp_path / "first.tif", hills(60, 80)),
@@ -228,7 +228,7 @@ def test_files_too_fine_for_the_grid_of_a_collection_are_refused_together(tmp_pa
 
 
 def _files(folder: Path, *shifts: float, crs: str = "EPSG:32633", size: float = 10) -> list[Any]:
-    """Files of one column of the grid, each shifted by some pixels."""
+    """Adjacent files in one column, each shifted by a number of pixels."""
     return [
         read_facts(
             write_raster(
@@ -254,7 +254,7 @@ def _files(folder: Path, *shifts: float, crs: str = "EPSG:32633", size: float = 
         ((0.2, 0, 0, 0.4), [1, 2]),
     ],
 )
-def test_files_of_a_collection_keep_the_grid_that_half_of_them_are_on(
+def test_files_of_a_collection_keep_a_grid_that_half_of_them_share(
     tmp_path: Path, shifts: tuple[float, ...], kept: list[int] | None
 ) -> None:
     files, options = _files(tmp_path, *shifts), Options(target_crs="EPSG:32633")
@@ -295,8 +295,8 @@ def _band(folder: Path, name: str, *, rows: int = 300, columns: int = 300, size:
     "other",
     [
         pytest.param({"rows": 150, "columns": 150, "size": 20}, id="other resolution"),
-        pytest.param({"rows": 299}, id="one row less"),
-        pytest.param({"rows": 100, "columns": 100}, id="a part of it"),
+        pytest.param({"rows": 299}, id="one row fewer"),
+        pytest.param({"rows": 100, "columns": 100}, id="a part of the area"),
         pytest.param({"crs": "EPSG:32632", "transform": Affine(10, 0, 971_620, 0, -10, 5_017_540)}, id="other CRS"),
     ],
 )
@@ -312,7 +312,7 @@ def test_bands_of_one_scene_are_reported_although_their_pixels_differ(tmp_path: 
 
 
 @pytest.mark.requirement("R10")
-def test_neighbours_that_overlap_are_no_bands_of_one_scene(tmp_path: Path) -> None:
+def test_overlapping_neighbours_are_not_reported_as_bands_of_one_scene(tmp_path: Path) -> None:
     places = [Affine(10, 0, 500_000 + 10 * shift, 0, -10, 5_000_000) for shift in (0, 60, 360)]
     files = [_band(tmp_path, f"{at}", transform=place) for at, place in enumerate(places)]
 

@@ -1,4 +1,4 @@
-"""Handlers that make one COG of several files, called as a worker calls them on a folder as storage."""
+"""Raster handlers, called as by a worker, with a folder as storage."""
 
 import hashlib
 from pathlib import Path
@@ -11,7 +11,7 @@ import rasterio
 from affine import Affine
 from tests.raster.rasters import write_raster
 
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.handlers.raster.sources import SourceParams, checksum_of, find_source
 from dagmaster.handlers.raster.validate import part_name
 from dagmaster.handlers.registry import installed
@@ -24,7 +24,7 @@ from dagmaster.testing.plain import InlineContext
 from dagmaster.testing.trial import JOB_ID, Trial, run_handler
 
 PLACE = Affine(10, 0, 500_000, 0, -10, 5_300_000)
-DATASET = own_dataset_id(JOB_ID)
+DATASET = job_dataset_id(JOB_ID)
 ABOUT = {
     "dataset_id": DATASET,
     "when": {"start": "2024-05-01T00:00:00Z"},
@@ -61,7 +61,7 @@ def cog_of(folder: Path, trial: Trial) -> Path:
 
 
 @pytest.mark.requirement("R1")
-def test_every_handler_of_rasters_ships() -> None:
+def test_every_raster_handler_is_installed() -> None:
     names = (
         "validate create_cog blob_to_mount generate_tiling_scheme inventory process_tile process_tile_batch "
         "create_mosaic band_stack merge stac_ensure_collection stac_register_item stac_register_items stac_finalize"
@@ -73,7 +73,7 @@ def test_every_handler_of_rasters_ships() -> None:
 
 
 @pytest.mark.requirement("R1")
-def test_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> None:
+def test_files_of_the_same_area_become_the_bands_of_a_cog(storage: Path) -> None:
     names = [depths(storage, f"rp{years}.tif", years) for years in (10, 100)]
     about = ABOUT | {"band_names": ["rp10", "rp100"]}
 
@@ -96,7 +96,7 @@ def test_files_of_the_same_ground_become_the_bands_of_a_cog(storage: Path) -> No
 
 
 @pytest.mark.requirement("R10")
-def test_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: Path) -> None:
+def test_tiles_of_an_earlier_job_are_merged(storage: Path) -> None:
     names = [depths(storage, f"tiles/{at}.tif", at + 1, col=400 * at, zone="silver") for at in range(12)]
 
     trial = run_handler(
@@ -117,7 +117,7 @@ def test_tiles_that_an_earlier_job_made_are_merged_to_a_larger_one(storage: Path
 
 
 @pytest.mark.requirement("R10")
-def test_a_long_list_of_sources_has_one_checksum(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_of_sources_is_stored_as_one_checksum(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagmaster.handlers.raster.stack._LISTED_SOURCES", 2)
     names = [depths(storage, f"{at}.tif", at + 1, col=400 * at) for at in range(3)]
 
@@ -130,7 +130,7 @@ def test_a_long_list_of_sources_has_one_checksum(storage: Path, monkeypatch: pyt
 
 
 @pytest.mark.requirement("R1")
-def test_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> None:
+def test_a_second_attempt_gives_the_same_result(storage: Path) -> None:
     params = {"blob_names": [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2)], "about": ABOUT}
 
     first, again = (run_handler("raster.band_stack", params).output for _ in range(2))
@@ -140,7 +140,7 @@ def test_a_second_attempt_finds_what_the_first_one_made(storage: Path) -> None:
 
 @pytest.mark.requirement("R1")
 @pytest.mark.parametrize("handler", ["raster.band_stack", "raster.merge"])
-def test_files_that_do_not_match_are_the_datas_fault_and_leave_no_output(storage: Path, handler: str) -> None:
+def test_files_that_do_not_match_are_blamed_on_the_data_and_leave_no_output(storage: Path, handler: str) -> None:
     names = [depths(storage, "a.tif", 1), depths(storage, "b.tif", 2, crs="EPSG:32634")]
 
     trial = run_handler(handler, {"blob_names": names, "about": ABOUT})
@@ -153,7 +153,7 @@ def test_files_that_do_not_match_are_the_datas_fault_and_leave_no_output(storage
 
 
 @pytest.mark.requirement("R1")
-def test_a_file_that_is_not_there_is_named(storage: Path) -> None:
+def test_the_error_for_a_missing_file_names_it(storage: Path) -> None:
     trial = run_handler("raster.merge", {"blob_names": [depths(storage, "a.tif", 1), "gone.tif"], "about": ABOUT})
 
     assert trial.error is not None
@@ -161,8 +161,8 @@ def test_a_file_that_is_not_there_is_named(storage: Path) -> None:
 
 
 @pytest.mark.requirement("R2")
-def test_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Path) -> None:
-    """What validation promises (`narrow-dtype`) is what the COG is."""
+def test_integers_are_stored_in_a_narrower_type_if_requested(storage: Path) -> None:
+    """The COG has the type that validation announced with `narrow-dtype`."""
     path = storage / "bronze" / "bronze" / "wide.tif"
     path.parent.mkdir(parents=True)
     values = np.tile(np.arange(1, 201, dtype="int32"), (150, 1))[np.newaxis]
@@ -187,7 +187,7 @@ def test_whole_numbers_that_are_too_wide_are_stored_as_what_they_fit(storage: Pa
     assert any("values were clamped" in line for line in clamped.log)
 
 
-def test_data_that_a_cog_lost_is_a_finding(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_area_that_a_cog_loses_is_a_finding(storage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = storage / "bronze" / "bronze"
     folder.mkdir(parents=True)
     write_raster(folder / "a.tif", np.ones((1, 300, 1200), "uint8"))
@@ -218,14 +218,14 @@ def test_the_treatment_of_unknown_integers_is_a_finding(storage: Path) -> None:
     assert "bilinear" in trial.output["stac_item"]["properties"]["processing:lineage"]
 
 
-def test_the_name_of_a_part_comes_from_its_file():
-    """Ids of stored items contain it."""
+def test_the_name_of_a_part_is_derived_from_its_file_name():
+    """The name must not change between releases, because ids of stored items contain it."""
     assert part_name("Wellington DEM (2024).tif") == "wellington-dem-2024"
     assert part_name("..tif") == "dataset"
 
 
-def test_a_tiling_scheme_that_an_earlier_release_stored_is_kept(storage: Path) -> None:
-    """It kept the output options too, which are now in the recipe of the edition alone."""
+def test_a_tiling_scheme_of_an_earlier_release_is_kept(storage: Path) -> None:
+    """It was called with the output options too, which are now only in the recipe of the edition."""
     params = {"source": {"blob_name": depths(storage, "a.tif", 1), "raster_type": "dem"}, "about": ABOUT}
     earlier = run_handler("raster.generate_tiling_scheme", {**params, "recipe": {"output_tier": "archive"}})
     stored = (storage / "silver" / "silver" / earlier.output["tiling_scheme_blob"]).read_bytes()

@@ -53,7 +53,7 @@ AT_THE_POLE = facts(crs="EPSG:3413", at=(500, 0, -250_000, 0, -500, 250_000), bo
         ({"band_names": ["a", "b", "a"]}, PICTURE, "band_names"),
     ],
 )
-def test_an_impossible_option_is_reported_with_its_name_and_advice(options, bands, field):
+def test_the_error_for_an_impossible_option_has_its_name_and_advice(options, bands, field):
     with pytest.raises(InvalidRequest) as refused:
         require_possible(Options(**options), facts(bands), RasterType.UNKNOWN)
 
@@ -62,7 +62,7 @@ def test_an_impossible_option_is_reported_with_its_name_and_advice(options, band
     assert refused.value.hint
 
 
-def test_every_reason_is_reported_at_once():
+def test_all_impossible_options_are_reported_together():
     with pytest.raises(InvalidRequest) as refused:
         require_possible(Options(output_tier="finest", tile_size=7, target_crs="no"), facts(), RasterType.RGB)
 
@@ -71,21 +71,21 @@ def test_every_reason_is_reported_at_once():
 
 
 @pytest.mark.parametrize("bands", [PICTURE, (*PICTURE, BandFacts("uint8", "alpha")), (*PICTURE, BandFacts("uint8"))])
-def test_possible_options_have_a_grid(bands):
+def test_possible_options_give_a_grid(bands):
     kind = RasterType.RGBA if len(bands) == 4 else RasterType.RGB
     wanted = Options(output_tier="visualization", tile_size=1024, overlap=512, band_names=list("abcd")[: len(bands)])
 
     assert require_possible(wanted, facts(bands), kind).crs == "EPSG:4326"
 
 
-def test_a_band_that_only_seems_alpha_is_none():
+def test_a_band_wrongly_marked_as_alpha_is_not_treated_as_alpha():
     bands = (*PICTURE, BandFacts("uint8", "alpha"))
 
     with pytest.raises(InvalidRequest, match="the fourth band is not alpha"):
         require_possible(Options(output_tier="visualization"), facts(bands), RasterType.MULTISPECTRAL, unset_alpha=True)
 
 
-def test_one_cog_can_t_cross_the_antimeridian_and_tiles_can():
+def test_a_dataset_across_the_antimeridian_must_be_tiled():
     across = facts(crs="EPSG:4326", at=(0.01, 0, 175, 0, -0.01, -10), box=(175.0, -20.0, -175.0, -10.0))
 
     with pytest.raises(InvalidRequest, match="antimeridian"):
@@ -99,17 +99,19 @@ def advised(options, of):
     return {finding.code: finding for finding in advice_on(options, of, grid)}
 
 
-def test_polar_data_is_warned_about_the_cost_of_degrees_with_advice():
+def test_a_warning_for_polar_data_in_degrees_advises_a_polar_crs():
     findings = advised(Options(), POLAR)
 
     assert set(findings) == {"raster.polar", "raster.beyond-maps"}
     assert findings["raster.polar"].advice == "to keep its detail, pass target_crs=EPSG:3413"
     assert set(advised(Options(target_crs="EPSG:3413"), POLAR)) == {"raster.beyond-maps"}
-    assert set(advised(Options(resolution=0.001), POLAR)) == {"raster.beyond-maps"}, "who chose knows"
+    assert set(advised(Options(resolution=0.001), POLAR)) == {"raster.beyond-maps"}, (
+        "no warning if the resolution was chosen"
+    )
     assert advised(Options(), facts()) == {}
 
 
-def test_data_around_a_pole_are_refused_in_degrees_if_most_of_them_would_be_lost():
+def test_data_around_a_pole_is_refused_in_degrees_if_most_detail_would_be_lost():
     with pytest.raises(InvalidRequest, match="39 times coarser") as refused:
         require_possible(Options(), AT_THE_POLE, RasterType.RGB)
 
@@ -129,7 +131,7 @@ class TestEdition:
     def make(self, storage, edition):
         storage.put(storage.location(edition.cog("a.tif"), zone=Zone.SILVER), b"x")
 
-    def test_an_edition_is_made_again_only_with_the_same_options(self, storage):
+    def test_an_edition_can_be_written_again_only_with_the_same_options(self, storage):
         edition = Edition("scene")
         claim(storage, edition, self.recipe())
         self.make(storage, edition)
@@ -142,7 +144,7 @@ class TestEdition:
         assert refused.value.hint == "submit it again: that makes a new revision"
         claim(storage, Edition("scene", 0, 2), self.recipe(output_tier="archive"))
 
-    def test_a_job_without_outputs_blocks_no_other_job(self, storage):
+    def test_the_options_of_a_job_without_outputs_can_be_replaced(self, storage):
         edition = Edition("scene")
         claim(storage, edition, self.recipe(resolution=3.0))
         claim(storage, edition, self.recipe())
@@ -151,14 +153,14 @@ class TestEdition:
         assert why_taken(storage, edition, self.recipe()) is None
         assert "resolution was not set, not 3.0" in why_taken(storage, edition, self.recipe(resolution=3.0))
 
-    def test_options_that_do_not_change_the_files_are_no_part_of_the_edition(self):
+    def test_options_that_do_not_change_the_files_are_not_in_the_recipe(self):
         assert self.recipe(overview_level=4, band_names=["a"], tile_size=512) == self.recipe()
         assert self.recipe(jpeg_quality=70) == self.recipe()
         one, other = (self.recipe(output_tier="visualization", jpeg_quality=quality) for quality in (70, 80))
         assert one != other
 
 
-def test_the_threshold_is_the_workflows():
+def test_the_default_of_the_tiling_threshold_is_the_same_in_the_workflow():
     (file,) = [file for file in shipped() if file.name == "raster_ingest.yaml"]
 
     workflow = read(file.read_bytes(), file.name, handlers=installed())

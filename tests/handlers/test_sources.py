@@ -1,4 +1,4 @@
-"""A source that is replaced while a job reads it fails the job, whatever was read."""
+"""A source that is replaced while a job reads it always fails the job."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tests.raster.rasters import write_raster
 
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import GiveBack
 from dagmaster.handlers.raster.sources import SourceParams, etag_of, find_source, unchanged
@@ -19,7 +19,7 @@ from dagmaster.testing.trial import JOB_ID, run_handler
 pytestmark = pytest.mark.requirement("A4")
 
 ABOUT = {
-    "dataset_id": own_dataset_id(JOB_ID),
+    "dataset_id": job_dataset_id(JOB_ID),
     "when": {"start": "2024-05-01T00:00:00Z"},
     "processed_at": "2024-06-01T00:00:00Z",
 }
@@ -40,13 +40,13 @@ def storage(folder):
 
 
 def replace(path: Path) -> None:
-    """As an upload does: another file under the same name, with the same size."""
+    """Replace the file like an upload does: by another file with the same name and size."""
     other = path.with_name("other")
     other.write_bytes(path.read_bytes())
     other.replace(path)
 
 
-def test_a_source_with_the_etag_of_the_submission_is_found_and_another_one_is_refused(storage, folder):
+def test_a_source_with_another_etag_than_submitted_is_refused(storage, folder):
     source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
     etag = etag_of(storage, source)
 
@@ -67,7 +67,7 @@ def read_and_replace(storage, folder, etag, error=None):
 
 
 @pytest.mark.parametrize("error", [None, OSError("no such block"), UnfitData("is rejected", code="raster.rejected")])
-def test_a_change_while_it_is_read_explains_every_error(storage, folder, error):
+def test_every_error_during_a_change_of_the_source_is_reported_as_the_change(storage, folder, error):
     etag = etag_of(storage, find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID))
 
     with pytest.raises(UnfitData) as refused:
@@ -77,7 +77,7 @@ def test_a_change_while_it_is_read_explains_every_error(storage, folder, error):
     assert refused.value.__cause__ is error
 
 
-def test_other_errors_and_a_task_that_is_given_back_pass(storage, folder):
+def test_errors_without_a_change_of_the_source_and_give_back_are_not_replaced(storage, folder):
     source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
     etag = etag_of(storage, source)
 
@@ -88,7 +88,7 @@ def test_other_errors_and_a_task_that_is_given_back_pass(storage, folder):
     read_and_replace(storage, folder, None)
 
 
-def test_a_source_that_is_deleted_while_it_is_read_is_named(storage, folder):
+def test_a_source_that_is_deleted_while_it_is_read_is_reported(storage, folder):
     source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
 
     with pytest.raises(UnfitData, match="does not exist"), unchanged(storage, source, None):
@@ -96,7 +96,7 @@ def test_a_source_that_is_deleted_while_it_is_read_is_named(storage, folder):
 
 
 @pytest.mark.parametrize("handler", ["raster.create_cog", "raster.process_tile", "raster.generate_tiling_scheme"])
-def test_every_task_compares_the_etag_before_it_reads(folder, handler):
+def test_every_task_compares_the_etag_before_reading(folder, handler):
     grid = {"crs": "EPSG:32633", "origin": [0, 0], "resolution": [10, 10], "width": 512, "height": 512}
     tile = {"grid": grid, "tile": {"tile_id": "r000c000", "window": [0, 0, 512, 512]}}
     params = {"source": {"blob_name": "a.tif", "raster_type": "dem", "etag": "another"}, "about": ABOUT}
@@ -106,7 +106,7 @@ def test_every_task_compares_the_etag_before_it_reads(folder, handler):
     assert (trial.blame, trial.error["code"]) == (Blame.DATA, "source.changed")
 
 
-def test_a_cog_is_not_published_if_its_source_changed_while_it_was_written(folder, storage, monkeypatch):
+def test_a_cog_is_not_published_if_its_source_changed_during_processing(folder, storage, monkeypatch):
     etag = etag_of(storage, find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID))
     block = Copy.block
 

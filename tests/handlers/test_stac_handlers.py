@@ -1,4 +1,4 @@
-"""Handlers that store STAC documents: they store all of them, or fail and say what is missing. None is published."""
+"""Handlers that store STAC documents: they store all of them, or fail and name the missing ones. They publish none."""
 
 import asyncio
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from dagmaster.addresses import Addresses
 from dagmaster.database.assets import documents
 from dagmaster.database.connect import pool
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers import calling, stac
 from dagmaster.handlers.context import GiveBack
@@ -98,7 +98,7 @@ class Bench:
             return await cursor.fetchall() if cursor.description else []
 
     async def documents(self, dataset_id: str = "dem", ordinal: int = 0, revision: int = 1) -> dict[str, dict]:
-        """The documents of a revision, by id; that of the collection is empty."""
+        """The documents of a revision, by id; the id of the collection is the empty string."""
         text = (
             "SELECT document_id, content FROM dagapp.stac_documents "
             "WHERE (dataset_id, version_ordinal, revision) = (%s, %s, %s)"
@@ -106,7 +106,7 @@ class Bench:
         return dict(await self.rows(text, dataset_id, ordinal, revision))
 
     async def make_asset(self, dataset_id: str = "dem", *, revisions: int = 1) -> None:
-        """An asset whose newest revision is processed by this job, and the earlier ones by others."""
+        """Insert an asset whose newest revision is processed by this job, and the earlier ones by other jobs."""
         asset_id = "ab" * 16
         await self.rows(
             "INSERT INTO dagapp.geospatial_assets (asset_id, platform_id, platform_refs, dataset_id) "
@@ -132,14 +132,14 @@ class Bench:
 
 @pytest.fixture
 async def empty_bench(database):
-    """Without assets."""
+    """A bench on a database without assets."""
     async with pool(database, "handlers", 0, 4) as connections:
         yield Bench(connections)
 
 
 @pytest.fixture
 async def bench(empty_bench):
-    """The job processes the only revision of the asset with the dataset `dem`."""
+    """A bench whose job processes the only revision of the asset with the dataset `dem`."""
     await empty_bench.make_asset()
     return empty_bench
 
@@ -176,7 +176,7 @@ async def test_a_single_raster_is_registered_and_finalized(bench):
 
 
 @pytest.mark.requirement("C1")
-async def test_the_extent_is_that_of_all_items_with_their_intervals(bench):
+async def test_the_extent_includes_the_intervals_of_all_items(bench):
     early, late = an_item("a", west=10), an_item("b", west=170)
     early["properties"] |= {
         "datetime": None,
@@ -196,7 +196,7 @@ async def test_the_extent_is_that_of_all_items_with_their_intervals(bench):
 
 
 @pytest.mark.requirement("C1")
-async def test_items_are_taken_from_the_results_of_children_and_run_twice_are_there_once(bench, monkeypatch):
+async def test_items_are_read_from_results_of_children_and_can_be_registered_twice(bench, monkeypatch):
     monkeypatch.setattr(stac, "BATCH_ITEMS", 2)
     bench.completed(*({"stac_item": an_item(f"t{n}", west=n)} for n in range(3)), {"stac_item": None})
     bench.completed({"stac_item": [an_item("t8"), an_item("t9")]})
@@ -215,7 +215,7 @@ async def test_items_are_taken_from_the_results_of_children_and_run_twice_are_th
 
 
 @pytest.mark.requirement("C1")
-async def test_a_slice_of_the_results_is_enough_for_one_batch_of_many(bench):
+async def test_a_slice_of_the_results_can_be_registered(bench):
     bench.completed(*({"tile": an_item(f"t{n}")} for n in range(10)))
 
     some = {"node_id": "tiles", "offset": 3, "limit": 4}
@@ -226,13 +226,13 @@ async def test_a_slice_of_the_results_is_enough_for_one_batch_of_many(bench):
 
 
 @pytest.mark.requirement("C1")
-async def test_items_may_be_given_and_may_be_none(bench):
+async def test_items_can_be_given_as_a_list_which_may_be_empty(bench):
     assert (await bench.call("register_items", items=[an_item("a"), an_item("b")]))["item_count"] == 2
     assert await bench.call("register_items", items=[]) == {"stac_collection_id": None, "item_count": 0}
 
 
 @pytest.mark.requirement("C1")
-async def test_tasks_that_register_the_same_items_at_once_do_not_block_each_other(bench):
+async def test_tasks_can_register_the_same_items_concurrently(bench):
     items = [an_item(f"t{n:03}", west=n / 10) for n in range(200)]
 
     await asyncio.gather(
@@ -243,7 +243,7 @@ async def test_tasks_that_register_the_same_items_at_once_do_not_block_each_othe
 
 
 @pytest.mark.requirement("C1")
-async def test_a_missing_item_fails_the_job_by_its_name(bench):
+async def test_the_error_for_a_missing_item_names_it(bench):
     bench.completed(*({"stac_item": an_item(f"t{n:02}")} for n in range(30)))
     await bench.call("register_items", items=[an_item(f"t{n:02}") for n in range(29)])
 
@@ -255,11 +255,11 @@ async def test_a_missing_item_fails_the_job_by_its_name(bench):
     assert failure.value.code == "stac.items-missing"
     assert failure.value.message == "1 of 30 items are not in collection 'dem': t29"
     assert many.value.message.endswith("x08, x09 and 2 more")
-    assert len(await bench.documents()) == 29, "nothing is removed before all are there"
+    assert len(await bench.documents()) == 29, "nothing is removed while items are missing"
 
 
 @pytest.mark.requirement("C1")
-async def test_a_wrong_count_or_a_name_promised_twice_is_an_error(bench):
+async def test_a_wrong_count_or_a_duplicate_item_is_an_error(bench):
     await bench.call("register_items", items=[an_item("a")])
 
     with pytest.raises(HandlerFailed) as wrong:
@@ -274,8 +274,8 @@ async def test_a_wrong_count_or_a_name_promised_twice_is_an_error(bench):
 
 
 @pytest.mark.requirement("A4")
-async def test_revisions_have_documents_of_their_own(bench):
-    """The old ones stay as they are."""
+async def test_each_revision_has_its_own_documents(bench):
+    """The documents of the old revision are not changed."""
     await bench.call("register_items", items=[an_item("t0"), an_item("t1", west=50)])
     await bench.call("finalize", collection_id="dem", item_ids=["t0", "t1"], version_ordinal=0, revision=1)
     await bench.rows("UPDATE dagapp.asset_revisions SET job_id = %s", uuid4())
@@ -295,7 +295,7 @@ async def test_revisions_have_documents_of_their_own(bench):
 
 
 @pytest.mark.requirement("A4")
-async def test_items_that_are_not_among_the_results_are_removed_at_the_end(empty_bench):
+async def test_items_that_are_not_among_the_results_are_removed_by_finalize(empty_bench):
     """An earlier attempt may have stored them."""
     bench = empty_bench
     await bench.make_asset(revisions=3)
@@ -310,7 +310,7 @@ async def test_items_that_are_not_among_the_results_are_removed_at_the_end(empty
 
 
 @pytest.mark.requirement("A4")
-async def test_the_job_of_a_revision_writes_its_documents_and_no_other_job_does(empty_bench):
+async def test_only_the_job_of_a_revision_can_write_its_documents(empty_bench):
     bench = empty_bench
     await bench.make_asset(revisions=2)
     await bench.call("register_item", item=an_item("dem-v0", revision=2))
@@ -327,8 +327,8 @@ async def test_the_job_of_a_revision_writes_its_documents_and_no_other_job_does(
 
 
 @pytest.mark.requirement("A4", "X1")
-async def test_a_dataset_of_no_asset_is_written_only_if_it_is_that_of_a_job(empty_bench):
-    own = own_dataset_id(JOB_ID)
+async def test_a_dataset_without_an_asset_can_be_written_only_by_the_job_in_its_name(empty_bench):
+    own = job_dataset_id(JOB_ID)
     assert (await empty_bench.call("ensure_collection", collection=a_collection(own)))["is_new"]
 
     with pytest.raises(UnfitData) as refused:
@@ -361,8 +361,8 @@ async def test_documents_of_a_reviewed_revision_do_not_change(bench, decision):
 
 
 @pytest.mark.requirement("A5")
-async def test_a_review_that_is_decided_while_documents_are_written_is_waited_for(bench):
-    """The trigger locks the revision: the second transaction sees what the first one did."""
+async def test_writing_documents_waits_for_a_concurrent_review(bench):
+    """The trigger locks the revision, so that the second transaction sees the changes of the first."""
     async with bench._connections.connection() as connection:
         async with connection.transaction():
             await connection.execute("SELECT 1 FROM dagapp.asset_revisions FOR UPDATE")
@@ -378,7 +378,7 @@ async def test_a_review_that_is_decided_while_documents_are_written_is_waited_fo
 
 
 @pytest.mark.requirement("C1")
-async def test_a_child_that_reports_no_item_is_named(bench):
+async def test_the_error_for_a_child_without_an_item_names_the_child(bench):
     bench.completed({"cog_blob": "x"})
 
     with pytest.raises(UnfitData) as failure:
@@ -389,7 +389,7 @@ async def test_a_child_that_reports_no_item_is_named(bench):
 
 @pytest.mark.requirement("C1")
 @pytest.mark.parametrize("other", [{"collection": "other"}, {"revision": 2}])
-async def test_items_of_several_revisions_are_refused_before_any_more_is_written(bench, monkeypatch, other):
+async def test_items_of_several_revisions_are_refused(bench, monkeypatch, other):
     monkeypatch.setattr(stac, "BATCH_ITEMS", 1)
 
     with pytest.raises(UnfitData) as refused:
@@ -421,7 +421,7 @@ async def test_an_item_without_a_valid_revision_is_refused(bench, properties):
 
 
 @pytest.mark.requirement("C1")
-async def test_text_that_the_database_cannot_hold_is_the_fault_of_the_data(bench):
+async def test_text_that_the_database_cannot_store_is_blamed_on_the_data(bench):
     item = an_item("a")
     item["properties"]["title"] = "a\0b"
 
@@ -494,7 +494,7 @@ OURS = "http://localhost:8003/files/silver/silver/cogs/dem/v0/r1/dem.tif"
     ],
 )
 @pytest.mark.parametrize("place", ["data", "thumbnail", "alternate"])
-def test_an_item_with_a_file_elsewhere_cannot_be_published(href, place):
+def test_an_item_with_a_file_on_another_server_cannot_be_published(href, place):
     asset = {"href": OURS, "alternate": {"s3": {"href": href}}} if place == "alternate" else {"href": href}
     bad = an_item("dem-v0-bad") | {"assets": {"data": {"href": OURS}, place: asset}}
 
@@ -518,7 +518,7 @@ def refused(document: dict) -> UnfitData:
 
 
 @pytest.mark.requirement("C1")
-def test_the_hint_of_a_refused_document_fits_its_problem():
+def test_the_hint_for_a_refused_document_matches_its_problem():
     item = an_item("dem-v0-bad")
     ours = item["properties"] | {"processing:software": {"dagmaster": "9"}, "proj:code": "EPSG:4326"}
 
@@ -528,7 +528,7 @@ def test_the_hint_of_a_refused_document_fits_its_problem():
 
 
 @pytest.mark.requirement("C1", "X3")
-async def test_nothing_is_published_of_documents_that_are_refused(bench):
+async def test_refused_documents_are_not_published(bench):
     bad = {"assets": {"data": {"href": "file:///etc/passwd"}}}
     with pytest.raises(UnfitData):
         await bench.call("ensure_collection", collection=a_collection() | bad)

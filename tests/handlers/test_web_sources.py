@@ -1,4 +1,4 @@
-"""A file of a web server is downloaded once for a job, from the address that was checked, and GDAL reads the copy."""
+"""A file on a web server is downloaded once per job, from the address that was checked, and GDAL reads the copy."""
 
 import pytest
 from tests.raster.rasters import noise, write_raster
@@ -23,8 +23,8 @@ def storage(tmp_path):
 
 @pytest.fixture
 def names(monkeypatch):
-    """What the resolver answers next for each host. The address of this machine is taken for a public one, as if the
-    test ran on the internet."""
+    """The next results of the resolver for each host. The address of this machine is treated as public, as if the test
+    ran on the internet."""
     answers: dict[str, list[list[str]]] = {}
     monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
     monkeypatch.setattr("dagmaster.storage.sources._addresses", lambda host: answers[host].pop(0))
@@ -46,7 +46,7 @@ def test_a_file_is_downloaded_once_and_its_copy_is_read(server, storage, names, 
 
     assert first == again
     assert len(server.requests) == 1
-    assert names["files.test"] == [["169.254.169.254"]]  # it was not asked again
+    assert names["files.test"] == [["169.254.169.254"]]  # the resolver was not asked again
     assert first.url is None
     assert first.gdal_path.startswith(str(tmp_path))
     assert str(JOB_ID) in first.gdal_path
@@ -55,7 +55,7 @@ def test_a_file_is_downloaded_once_and_its_copy_is_read(server, storage, names, 
     assert list(storage.scratch_jobs()) == []
 
 
-def test_files_of_one_name_at_two_urls_are_two_files(server, storage, names):
+def test_files_with_the_same_name_at_two_urls_are_stored_separately(server, storage, names):
     names["files.test"] = [["127.0.0.1"], ["127.0.0.1"]]
 
     one, other = (find(storage, f"{server.url}/{folder}/dem.tif") for folder in ("a", "b"))
@@ -66,7 +66,7 @@ def test_files_of_one_name_at_two_urls_are_two_files(server, storage, names):
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "169.254.169.254", "::1", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe"])
-def test_a_host_with_a_private_address_is_not_asked(server, storage, names, address):
+def test_no_request_is_sent_to_a_host_with_a_private_address(server, storage, names, address):
     names["files.test"] = [["127.0.0.1", address]]
 
     with pytest.raises(NotAllowed) as refused:
@@ -76,7 +76,7 @@ def test_a_host_with_a_private_address_is_not_asked(server, storage, names, addr
     assert server.requests == []
 
 
-def test_a_redirect_into_the_network_is_not_followed(server, storage, names):
+def test_a_redirect_to_a_private_address_is_not_followed(server, storage, names):
     server.redirects = {"/a.tif": "https://inside.test/latest/meta-data"}
     names |= {"files.test": [["127.0.0.1"]], "inside.test": [["169.254.169.254"]]}
 
@@ -84,7 +84,7 @@ def test_a_redirect_into_the_network_is_not_followed(server, storage, names):
         find(storage, f"{server.url}/a.tif")
 
 
-def test_private_servers_stay_refused_for_jobs_if_the_command_line_may_read_them(server, tmp_path, names):
+def test_private_servers_are_refused_for_jobs_even_with_allow_private_sources(server, tmp_path, names):
     """ALLOW_PRIVATE_SOURCES is for `dagmaster process`, whose user can reach these servers anyway."""
     names["files.test"] = [["10.0.0.1"]]
     settings = Settings(storage_folder=tmp_path, allow_https_sources=True, allow_private_sources=True)
@@ -96,7 +96,7 @@ def test_private_servers_stay_refused_for_jobs_if_the_command_line_may_read_them
 @pytest.mark.parametrize(
     ("path", "kind"), [("status/404", UnfitData), ("status/403", InvalidRequest), ("status/500", Unavailable)]
 )
-def test_only_an_outage_of_the_server_is_tried_again(server, storage, names, path, kind):
+def test_only_server_errors_are_reported_as_retryable(server, storage, names, path, kind):
     names["files.test"] = [["127.0.0.1"]]
 
     with pytest.raises(kind):

@@ -1,4 +1,4 @@
-"""Files get places in the bronze zone under their own names, and are copied there."""
+"""Files are copied to the bronze zone under their own names."""
 
 import errno
 import fcntl
@@ -12,7 +12,7 @@ from dagmaster.cli.command import State
 from dagmaster.cli.progress import progress_bar
 from dagmaster.errors import InvalidRequest
 from dagmaster.ingest import bronze
-from dagmaster.ingest.bronze import copy_in, places_in_bronze
+from dagmaster.ingest.bronze import copy_file, places_in_bronze
 from dagmaster.ingest.sources import LocalFile
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import open_storage
@@ -39,17 +39,17 @@ def storage(tmp_path):
     return open_storage(Settings(STORAGE_FOLDER=str(tmp_path / "storage")))
 
 
-def test_files_of_one_name_from_two_folders_have_their_own_places(storage, files):
+def test_files_with_the_same_name_from_two_folders_get_different_object_names(storage, files):
     both = files(one=b"first", two=b"second")
 
     copies = places_in_bronze(storage, both, PROGRESS)
     for copy in copies:
-        copy_in(storage, copy, PROGRESS)
+        copy_file(storage, copy, PROGRESS)
     again = places_in_bronze(storage, both, PROGRESS)
 
     assert [storage.get(copy.location) for copy in copies] == [b"first", b"second"]
     assert [copy.location for copy in again] == [copy.location for copy in copies]
-    assert all(copy.is_there for copy in again)
+    assert all(copy.is_stored for copy in again)
 
 
 def test_the_same_content_twice_is_refused(storage, files):
@@ -60,9 +60,9 @@ def test_the_same_content_twice_is_refused(storage, files):
 def _copied(storage, file):
     local = LocalFile(str(file), file)
     (copy,) = places_in_bronze(storage, [local], PROGRESS)
-    assert not copy.is_there
-    copy_in(storage, copy, PROGRESS)
-    assert places_in_bronze(storage, [local], PROGRESS) == [replace(copy, is_there=True)]
+    assert not copy.is_stored
+    copy_file(storage, copy, PROGRESS)
+    assert places_in_bronze(storage, [local], PROGRESS) == [replace(copy, is_stored=True)]
     return copy.location
 
 
@@ -73,7 +73,7 @@ def file(tmp_path):
     return path
 
 
-def test_the_zone_gets_a_copy_that_edits_do_not_reach(storage, file):
+def test_later_edits_of_the_file_do_not_change_its_copy_in_the_zone(storage, file):
     location = _copied(storage, file)
     file.write_bytes(b"edited")
 
@@ -81,7 +81,7 @@ def test_the_zone_gets_a_copy_that_edits_do_not_reach(storage, file):
     assert location.path == "bronze/a.tif"
 
 
-def test_where_blocks_can_be_shared_nothing_is_copied(storage, file, monkeypatch):
+def test_on_a_file_system_that_shares_blocks_nothing_is_copied(storage, file, monkeypatch):
     def share(target, request, source):
         assert request == 0x40049409
         os.sendfile(target, source, 0, 1000)
@@ -95,7 +95,7 @@ def test_where_blocks_can_be_shared_nothing_is_copied(storage, file, monkeypatch
     assert file.exists()
 
 
-def test_a_clone_that_fails_for_a_reason_of_its_own_is_not_hidden(storage, file, monkeypatch):
+def test_a_clone_that_fails_for_another_reason_raises_its_error(storage, file, monkeypatch):
     def fail(*_):
         raise OSError(errno.EIO, "broken disk")
 
@@ -116,7 +116,7 @@ def test_names_that_a_store_would_refuse_are_replaced(storage, tmp_path, name, b
     assert _copied(storage, path).blob == blob
 
 
-def test_how_far_a_file_is_read_is_known(file):
+def test_the_position_of_a_reader_in_a_file_is_known(file):
     with file.open("rb", buffering=0) as reader:
         reader.read(4)
         assert bronze._position_in(file) == 4

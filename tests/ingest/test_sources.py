@@ -70,14 +70,14 @@ def test_a_url_keeps_both_slashes_and_its_query_is_not_shown(at_tiles):
         (["a" * 5000], InvalidRequest, ["cannot be read: File name too long"]),
     ],
 )
-def test_every_wrong_argument_is_named(at_tiles, arguments, kind, messages):
+def test_the_error_for_wrong_arguments_names_each_of_them(at_tiles, arguments, kind, messages):
     with pytest.raises(kind) as refused:
         find_sources(arguments, Settings())
 
     assert all(message in refused.value.message for message in messages)
 
 
-def test_every_unreadable_file_of_a_folder_is_named(at_tiles):
+def test_the_error_for_unreadable_files_of_a_folder_names_each_of_them(at_tiles):
     (at_tiles / "tiles/empty.tif").touch()
     (at_tiles / "tiles/link.tif").symlink_to("a.tif")
 
@@ -88,14 +88,14 @@ def test_every_unreadable_file_of_a_folder_is_named(at_tiles):
     assert "there is no file tiles/link.tif" in refused.value.message
 
 
-def test_rasters_in_subfolders_are_hinted_at(at_tiles):
+def test_the_error_for_a_folder_with_rasters_in_subfolders_has_a_hint(at_tiles):
     with pytest.raises(NotFound) as refused:
         find_sources(["outer"], Settings())
 
     assert refused.value.hint == "its subfolders have rasters: use 'outer/**/*.tif'"
 
 
-def test_a_link_to_a_file_that_is_given_too_is_a_duplicate(at_tiles):
+def test_a_link_to_a_file_that_is_also_given_is_a_duplicate(at_tiles):
     os.link(at_tiles / "a.tif", at_tiles / "hard.tif")
     (at_tiles / "soft.tif").symlink_to("a.tif")
 
@@ -110,7 +110,7 @@ def test_urls_can_be_forbidden(at_tiles):
     assert "ALLOW_HTTPS_SOURCES" in refused.value.hint
 
 
-def test_a_link_stands_for_its_file(at_tiles):
+def test_a_link_is_replaced_by_its_file(at_tiles):
     (at_tiles / "link.tif").symlink_to("a.tif")
 
     assert source_file(at_tiles / "link.tif") == at_tiles / "a.tif"

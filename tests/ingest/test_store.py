@@ -1,4 +1,4 @@
-"""Files are stored in the bronze zone: copied if this machine reaches it, else sent to the platform."""
+"""Files are stored in the bronze zone: copied if this machine has access to it, otherwise uploaded to the platform."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def stored(storage: Any, files: list[LocalFile], **options: Any) -> tuple[str, l
     return store.store_files(None, storage, files, progress, print, platform_id="ddh", **options)  # type: ignore[arg-type]
 
 
-def test_files_are_copied_into_a_zone_that_this_machine_reaches(storage, files):
+def test_files_are_copied_into_a_zone_on_this_machine(storage, files):
     container, blobs = stored(storage, files)
 
     assert (container, blobs) == (storage.containers[Zone.BRONZE], ["a.tif", "b.tif"])

@@ -11,7 +11,7 @@ STEP = Registration("step", "tests.jobs.history_handlers:step")
 
 async def step(ctx: Context) -> dict[str, Any]:
     if ctx.params.get("unfit"):
-        raise UnfitData("not what was promised")
+        raise UnfitData("the data is invalid")
     if ctx.attempt <= ctx.params.get("fails", 0):
         raise HandlerFailed("not yet")
     return {"attempt": ctx.attempt, "node_id": ctx.node_id}

@@ -15,11 +15,11 @@ DONE, FAILED, SKIPPED, LOST = "completed", "failed", "skipped by a branch", "ski
 
 def succeeds(script: list[str], max_attempts: int, max_losses: int) -> bool:
     own = losses = 0
-    for what in script:
-        if what == "data":
+    for event in script:
+        if event == "data":
             return False
-        own += what in ("handler", "engine", "overran")
-        losses += what in ("environment", "lost")
+        own += event in ("handler", "engine", "overran")
+        losses += event in ("environment", "lost")
         if own > max_attempts or losses > max_losses:
             return False
     return True
@@ -35,17 +35,17 @@ class Reference:
     def _state(self, name: str) -> str:
         node = self.nodes[name]
         declared = node.depends_on
-        needed = [self._word(source, name) for source in declared.all_of] if declared else []
-        options = [self._word(source, name) for source in declared.any_of] if declared else []
+        needed = [self._signal_of(source, name) for source in declared.all_of] if declared else []
+        options = [self._signal_of(source, name) for source in declared.any_of] if declared else []
         if "broken" in needed:
             return LOST
         if options and "go" not in options:
             return LOST if "broken" in options or "empty" in options else SKIPPED
         if needed and not options and set(needed) == {"void"}:
             return SKIPPED
-        return DONE if self._runs_well(name) else FAILED
+        return DONE if self._would_succeed(name) else FAILED
 
-    def _word(self, source: str, target: str) -> str:
+    def _signal_of(self, source: str, target: str) -> str:
         node, state = self.nodes[source], self.state(source)
         if state == SKIPPED:
             return "void"
@@ -62,11 +62,11 @@ class Reference:
             return None
         return fan_outs_of(self.case.workflow, name, waits_for(self.case.workflow))[0]
 
-    def _runs_well(self, name: str) -> bool:
+    def _would_succeed(self, name: str) -> bool:
         node = self.nodes[name]
         read = self.case.reads.get(name)
         if read and self.state(read) != DONE:
-            return False  # its template reads what isn't there
+            return False  # its template reads an output that does not exist
         if isinstance(node, FanInNode) and self.exceeds_tolerance(self._fan_out_of(name) or ""):
             return False
         if isinstance(node, TaskNode) or (isinstance(node, FanInNode) and node.handler):

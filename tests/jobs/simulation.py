@@ -1,8 +1,8 @@
 """One job with the real planner and the in-memory ledger, on a virtual clock, with all kinds of faults.
 
 Orchestrators are small copies of the loop's decisive part: they read only when work is pending, keep their view only
-after a commit, and read it again after any doubt. Workers follow the scripts of a case. What happens next is drawn from
-a seeded Random, so that a run is repeated by its seed.
+after a commit, and read it again whenever it may be outdated. Workers follow the scripts of a case. A seeded Random
+decides what happens next, so that a seed repeats its run.
 """
 
 from collections.abc import Callable
@@ -85,13 +85,13 @@ class Simulation:
         self.held: list[TaskMessage] = []
         self.sent: list[tuple[UUID, Report]] = []
         self.fenced = 0
-        self.cancels = 0  # how likely it is that someone cancels the job
+        self.cancels = 0  # the weight of a cancel among the random steps
         self.job_id = new_job_id(0, self.random.randbytes(10))
         at_once(self.ledger.create_jobs([NewJob(self.job_id, case.workflow, {})]))
-        self._forget_the_deadline()
+        self._remove_deadline()
         self.owner = self._claim()
 
-    def _forget_the_deadline(self) -> None:
+    def _remove_deadline(self) -> None:
         """Remove the deadline of the job: days of virtual time pass, and only the timeouts of tasks are tested."""
         job = self.database.jobs[self.job_id]
         self.database.jobs[self.job_id] = job.model_copy(update={"deadline_at": None})
@@ -108,7 +108,7 @@ class Simulation:
     def run(self, disorder: int = 60) -> None:
         """Random steps and faults, then the remaining steps without faults: the job must end."""
         actions = [self.run_once] * 5 + [self.claim_tasks] * 3 + [self.report_one] * 5 + [self.pass_time] * 2
-        actions += [self.replace_owner, self.doubt, self.crash, self.repeat_a_report, self.stop_on_request]
+        actions += [self.replace_owner, self.lose_response, self.crash, self.repeat_a_report, self.stop_on_request]
         actions += [self.cancel] * self.cancels
         for _ in range(disorder):
             if self.is_over:
@@ -117,13 +117,13 @@ class Simulation:
         for _ in range(1000):
             if self.is_over:
                 break
-            self.go_on()
-        assert self.is_over, "the job never ends"
+            self.run_all_steps()
+        assert self.is_over, "the job did not end"
         self.repeat_a_report()
 
-    def go_on(self) -> None:
-        """Everything that can be done now; else wait for what comes next."""
-        before = self._marks()
+    def run_all_steps(self) -> None:
+        """Do everything that can be done now; if nothing can be done, let time pass."""
+        before = self._progress()
         self.run_once()
         self.stop_on_request()
         self.claim_tasks()
@@ -131,15 +131,15 @@ class Simulation:
             if self.script(task) not in ("lost", "overran"):
                 self.report(task)
         self.run_once()
-        if self._marks() == before and not self.is_over:
+        if self._progress() == before and not self.is_over:
             self.wait()
 
-    def _marks(self) -> tuple[int, int, int]:
+    def _progress(self) -> tuple[int, int, int]:
         results = self.database.results.values()
         return len(self.database.events[self.job_id]), len(results), sum(result.processed for result in results)
 
     def wait(self) -> None:
-        """Until the next wait is over, a lease lapses, or a task overruns its time."""
+        """Let time pass until the next delay is over, a lease lapses, or a task exceeds its timeout."""
         waits = [node.not_before for node in self.database.nodes[self.job_id].values() if node.not_before]
         self.held = [task for task in self.held if self._is_held(task)]
         scripts = {self.script(task) for task in self.held}
@@ -156,7 +156,7 @@ class Simulation:
         return ", ".join(f"{name} {node.status}" for name, node in self.database.nodes[self.job_id].items())
 
     def advance(self, seconds: float) -> None:
-        """Let time pass. Workers renew their leases meanwhile, but for those that are lost."""
+        """Let time pass. The worker renews its leases, except for those of tasks that shall be lost."""
         self.clock.advance(seconds)
         running = [Running(t.job_id, t.node_id, t.attempt) for t in self.held if self.script(t) != "lost"]
         lost = at_once(self.ledger.renew(self.worker_id, running, lease_seconds=LEASE_SECONDS))
@@ -190,7 +190,7 @@ class Simulation:
         self._read_view(owner)
         scope = self._scope(owner, overdue, started)
         for plan in at_once(self._step(owner, scope, crashing)):
-            self._keep(owner, plan)
+            self._keep_plan(owner, plan)
 
     async def _step(self, owner: Owner, scope: StepScope, crashing: bool) -> list[Plan]:
         async with self.ledger.open_jobs(owner.owner_id, [owner.claim], scope) as step:
@@ -233,7 +233,7 @@ class Simulation:
         owner.checks_all_nodes = True
         owner.is_failing = is_failing(owner.view)
 
-    def _keep(self, owner: Owner, plan: Plan) -> None:
+    def _keep_plan(self, owner: Owner, plan: Plan) -> None:
         owner.view, owner.checks_all_nodes = plan.view, plan.is_unfinished
         owner.is_dirty = plan.is_unfinished or (plan.is_failing and not owner.is_failing) or bool(plan.wanted)
         owner.is_failing = plan.is_failing
@@ -250,9 +250,9 @@ class Simulation:
         else:
             del self.database.orchestrators[old.owner_id]
         self.owner = self._claim()
-        before, fenced = self._marks(), self.fenced
+        before, fenced = self._progress(), self.fenced
         self._advance(old, frozenset({self.job_id}), frozenset({self.job_id}))
-        assert self._marks() == before
+        assert self._progress() == before
         assert self.fenced == fenced + 1
 
     def cancel(self) -> None:
@@ -261,7 +261,7 @@ class Simulation:
     def rerun(self, choose: Callable[[JobView], Rerun]) -> Rerun:
         """Run a job that has ended again; an orchestrator claims it."""
         rerun, _ = at_once(self.ledger.rerun(self.job_id, lambda job: choose(job.view()), {}))
-        self._forget_the_deadline()
+        self._remove_deadline()
         self.held = []
         self.owner = self._claim()
         return rerun
@@ -276,18 +276,18 @@ class Simulation:
             self.held.remove(task)
             self.sent.append((self.worker_id, report))
 
-    def doubt(self) -> None:
-        """The answer to the last commit was lost: what is known may be behind, and is read again."""
+    def lose_response(self) -> None:
+        """The response to the last commit was lost: the view may be outdated and is read again."""
         self.owner.view, self.owner.is_dirty = None, True
 
     def crash(self) -> None:
-        """The transaction doesn't commit."""
-        before = self._marks()
+        """The transaction is not committed."""
+        before = self._progress()
         try:
             self._advance(self.owner, frozenset({self.job_id}), frozenset(), crashing=True)
         except Crash:
-            self.doubt()
-        assert self._marks() == before
+            self.lose_response()
+        assert self._progress() == before
 
     # Workers
 
@@ -327,10 +327,9 @@ class Simulation:
                 return Report(*key, TaskStatus.FAILED, error={"message": f"{blame} failed", "blame": blame})
 
     def repeat_a_report(self) -> None:
-        """A worker says again what it said, or comes back after it was given up; or another says it. Nothing comes of
-        it."""
-        back = [(self.worker_id, self._report(task)) for task in self.held if not self._is_held(task)]
-        if not (late := self.sent + back):
+        """Report a task a second time, after it was lost, or as another worker: nothing changes."""
+        lost_reports = [(self.worker_id, self._report(task)) for task in self.held if not self._is_held(task)]
+        if not (late := self.sent + lost_reports):
             return
         worker_id, report = self.random.choice(late)
         key = (report.job_id, report.node_id, report.attempt)
@@ -342,7 +341,7 @@ class Simulation:
         after = self.database.results.get(key)
         assert after is before[1] or (after is not None and not after.accepted and after.processed)
 
-    # What came of it
+    # Results
 
     def states(self) -> dict[str, tuple[str, str | None]]:
         return {name: (node.status, node.reason) for name, node in self.database.nodes[self.job_id].items()}

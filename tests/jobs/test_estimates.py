@@ -1,4 +1,4 @@
-"""Estimates: from the rate so far, from past runs, and along the longest path. Never a number that makes no sense."""
+"""Estimates: from the rate so far, from past runs, and along the longest path. Each is a sensible number or None."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -74,8 +74,8 @@ def test_an_estimate_is_a_sensible_number_or_none(elapsed, fraction, usual, past
 
 
 @given(total=st.integers(2, 10_000), seconds=st.floats(0.01, 100), share=st.floats(0.1, 0.99))
-def test_work_of_an_even_rate_is_estimated_exactly(total, seconds, share):
-    """So many units, each of which takes as long as the others."""
+def test_work_at_a_constant_rate_is_estimated_exactly(total, seconds, share):
+    """Each unit of work takes equally long."""
     done = max(1, int(total * share))
     elapsed = done * seconds
 
@@ -88,7 +88,7 @@ def test_work_of_an_even_rate_is_estimated_exactly(total, seconds, share):
 
 
 @given(left=st.lists(st.none() | st.floats(0, 1e6), min_size=5, max_size=5))
-def test_a_node_ends_after_those_that_it_waits_for(left):
+def test_a_node_ends_after_the_nodes_that_it_waits_for(left):
     graph = diamond()
 
     ends = seconds_until_end(graph, dict(zip(graph.order, left, strict=True)))
@@ -111,13 +111,13 @@ def test_parallel_branches_count_once():
     assert of_all(ends.values()) == 12.0
 
 
-def test_what_takes_longer_than_usual_is_not_known():
+def test_a_node_that_takes_longer_than_usual_has_no_estimate():
     assert from_past(4.0, 10.0) == 6.0
     assert from_past(11.0, 10.0) is None
     assert seconds_left(NodeProgress(False, 11.0), NodeHistory(10.0, 3)) is None
 
 
-def test_a_node_that_waits_for_an_unknown_one_is_not_known():
+def test_a_node_that_waits_for_one_without_an_estimate_has_none():
     assert of_all([1.0, None]) is None
     assert of_all([]) is None
 
@@ -146,12 +146,12 @@ def test_a_fan_out_lasts_until_the_next_node_begins():
     assert past["start"] == NodeHistory(None, 0, 0)
 
 
-def test_runs_that_failed_or_were_skipped_say_nothing_about_durations():
+def test_failed_and_skipped_runs_are_not_used_for_durations():
     rows = [
         PastNode(1, "left", "failed", at(0), at(50)),
         PastNode(2, "left", "skipped", None, at(0)),
         PastNode(3, "left", "completed", at(0), at(7)),
-        PastNode(4, "left", "completed", at(9), at(7)),  # a clock went back
+        PastNode(4, "left", "completed", at(9), at(7)),  # a clock that went back
     ]
 
     assert node_histories(diamond(), rows)["left"] == NodeHistory(7.0, 1, 1)

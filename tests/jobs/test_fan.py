@@ -79,7 +79,7 @@ def test_children_become_one_output_in_index_order(mode, outputs, result):
 
 
 @pytest.mark.requirement("W8")
-def test_tolerated_failures_are_listed_and_not_counted():
+def test_tolerated_failures_are_listed_but_not_counted():
     gathered = aggregate(Aggregation.COLLECT, children("a", "b", "c", failed={1}))
 
     assert gathered == {
@@ -90,7 +90,7 @@ def test_tolerated_failures_are_listed_and_not_counted():
 
 
 @pytest.mark.requirement("W8")
-def test_first_and_last_are_of_those_that_completed():
+def test_first_and_last_are_taken_from_completed_children():
     given = children("a", "b", "c", failed={0, 2})
 
     assert aggregate(Aggregation.FIRST, given)["result"] == "b"
@@ -105,7 +105,7 @@ def test_a_fan_out_names_its_children_while_the_list_is_small():
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("name", ["t", "a" * 64])
-def test_the_output_of_a_fan_out_never_exceeds_what_is_kept_inline(name):
+def test_the_output_of_a_fan_out_never_exceeds_the_inline_limit(name):
     assert all(size_bytes(fan_out_output(name, total)) <= INLINE_BYTES for total in (3000, 17_000, 25_000, 100_000))
 
 
@@ -114,7 +114,7 @@ NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_in
 
 @pytest.mark.requirement("W8")
 @given(st.lists(NUMBERS, max_size=6))
-def test_a_sum_is_the_exact_one_rounded_once_or_refused(numbers):
+def test_a_sum_is_exact_and_rounded_once_or_refused(numbers):
     exact = sum((Fraction(repr(number)) for number in numbers), Fraction(0))
 
     try:

@@ -77,7 +77,7 @@ def test_the_events_alone_rebuild_every_state():
     }
 
 
-def test_without_a_graph_the_steps_are_still_checked():
+def test_transitions_are_checked_even_without_a_graph():
     rebuilt = replay(events_of(*OPENING, "tiles completed", "tiles completed"))
 
     assert [finding.code for finding in rebuilt.findings] == [FindingCode.TRANSITION]
@@ -125,7 +125,7 @@ def test_a_badly_damaged_job_does_not_hide_the_findings_of_others():
 
 
 def test_a_rerun_node_begins_a_new_run():
-    """Resume and retry are events of their own; whatever they are called, the state after them says what they did."""
+    """Resume and retry have events of their own; only the state in the event decides what it means."""
     reruns = [
         EventRow(JOB, len(SOUND) + 2, None, "job_resumed", "running", None, 2, None),
         EventRow(JOB, len(SOUND) + 3, "gather", "node_reset", "pending", None, 2, None),
@@ -137,8 +137,8 @@ def test_a_rerun_node_begins_a_new_run():
     assert (rebuilt.nodes["gather"].status, rebuilt.nodes["gather"].run) == ("pending", 2)
 
 
-def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
-    count = 10_000  # these take an eighth of a second; memory grows linearly with their number
+def test_each_of_many_children_takes_a_few_hundred_bytes():
+    count = 10_000  # a smaller number is enough, because memory grows linearly
     check = Audit(JOB)
     tracemalloc.start()
     check.add_event(EventRow(JOB, 1, None, "job_created", "pending", None, 0, {"nodes": ["tiles"]}))
@@ -159,7 +159,7 @@ def test_a_hundred_thousand_children_take_some_hundred_bytes_each():
     assert used / count < 500
 
 
-# --- damage at random ------------------------------------------------------------------------------------------------
+# --- random damage ---------------------------------------------------------------------------------------------------
 
 MIXED = """
   start: {type: start, next: [first, side]}
@@ -207,7 +207,7 @@ def test_any_missing_event_is_reported():
 
 
 def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
-    """The tables allow a node without an event of its start; only the job's row records that, and its own steps."""
+    """The state tables allow a node without an event of its start; the row of the job shows that one is missing."""
     events = sound_events()
 
     for n, missing in enumerate(events):
@@ -221,7 +221,7 @@ def test_any_missing_event_is_reported_even_if_the_others_were_renumbered():
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(st.integers(0, 2**32))
-def test_no_damage_confuses_the_check_itself(seed):
+def test_the_check_survives_any_damage(seed):
     random = Random(seed)
     events = sound_events()
     for _ in range(random.randint(1, 6)):

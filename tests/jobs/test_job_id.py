@@ -1,4 +1,4 @@
-"""A job's id is a version 7 UUID: ids sort by the time they were made."""
+"""A job's id is a version 7 UUID: ids sort by the time of their creation."""
 
 import pytest
 from hypothesis import given

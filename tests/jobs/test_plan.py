@@ -1,4 +1,4 @@
-"""Decisions that went wrong once, each by itself. What must hold in general is in test_plan_properties.py."""
+"""Regression tests of single decisions. General properties are in test_plan_properties.py."""
 
 import pytest
 
@@ -20,8 +20,8 @@ def a_run(nodes, head="", **scripts):
     return Simulation(Case(a_workflow(nodes, head=head), scripts, {}, {}), handlers=("echo",))
 
 
-def both_taken(**scripts):
-    """Both tasks of the pair are with a worker; returns the run and how to report one."""
+def claim_both(**scripts):
+    """Let a worker claim both tasks of the pair. Returns the run, and a function that reports one task."""
     run = a_run(PAIR, **scripts)
     run.run_once()
     while len(run.held) < 2:
@@ -31,7 +31,7 @@ def both_taken(**scripts):
 
 @pytest.mark.requirement("E17")
 def test_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
-    """There is no step from pending to partial_success, so it passes through running."""
+    """There is no transition from pending to partial_success, so the job passes through running."""
     nodes = """
   start: {type: start, next: choose}
   choose: {type: conditional, importance: important, condition: "{{ inputs.x }} > 1", on_true: end}
@@ -47,7 +47,7 @@ def test_a_job_in_which_nothing_was_dispatched_can_end_in_partial_success():
 
 @pytest.mark.requirement("E1")
 def test_a_returned_task_is_not_dispatched_again_after_a_critical_failure():
-    run, report = both_taken(a=["data"], b=["returned"])
+    run, report = claim_both(a=["data"], b=["returned"])
     report("a")
     report("b")
 
@@ -60,8 +60,8 @@ def test_a_returned_task_is_not_dispatched_again_after_a_critical_failure():
 
 
 @pytest.mark.requirement("E1")
-def test_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
-    run, report = both_taken(a=["data"], b=["handler"])
+def test_a_retry_delay_that_began_with_a_critical_failure_is_ended():
+    run, report = claim_both(a=["data"], b=["handler"])
     report("b")
     report("a")
 
@@ -74,7 +74,7 @@ def test_a_wait_that_began_together_with_a_critical_failure_ends_with_it():
 
 
 @pytest.mark.requirement("W6")
-def test_a_node_beside_the_branches_runs_whichever_is_taken():
+def test_a_node_that_is_on_no_branch_runs_whichever_branch_is_taken():
     nodes = """
   start: {type: start, next: choose}
   choose: {type: conditional, condition: "{{ 1 }} > 2", on_true: taken}
@@ -91,7 +91,7 @@ def test_a_node_beside_the_branches_runs_whichever_is_taken():
 
 
 @pytest.mark.requirement("W8")
-def test_a_fan_in_far_behind_its_fan_out_goes_when_the_last_child_has_ended():
+def test_a_fan_in_that_does_not_follow_its_fan_out_directly_waits_for_the_last_child():
     nodes = """
   start: {type: start, next: [tiles, quick]}
   quick: {handler: echo}

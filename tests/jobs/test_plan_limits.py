@@ -113,7 +113,7 @@ def test_params_that_children_share_are_encoded_once_and_are_one_payload(monkeyp
 
 
 @pytest.mark.requirement("E18")
-def test_the_payloads_of_a_transaction_are_limited_and_the_others_wait_for_the_next():
+def test_payloads_above_the_limit_of_a_transaction_wait_for_the_next_one():
     view, payloads, tasks = large_view("{{ [inputs.text, item] }}", ["x" * MB] * 4), [], 0
 
     while True:
@@ -130,7 +130,7 @@ def test_the_payloads_of_a_transaction_are_limited_and_the_others_wait_for_the_n
 
 
 @pytest.mark.requirement("E18")
-def test_params_in_rows_count_too_for_what_a_transaction_holds():
+def test_params_in_rows_count_towards_the_limit_of_a_transaction():
     plan = decide(large_view("{{ inputs.text }}", "x" * 100_000, children=2000))
 
     assert plan.is_unfinished
@@ -139,7 +139,7 @@ def test_params_in_rows_count_too_for_what_a_transaction_holds():
 
 
 @pytest.mark.requirement("E18")
-def test_jobs_of_one_transaction_share_what_it_holds():
+def test_jobs_of_one_transaction_share_its_limit():
     node, budget = "{handler: noop, params: {x: '{{ inputs.text }}'}, next: end}", ByteBudget(bytes_left=300_000)
     first = decide(single_view(node, "x" * 400_000), budget=budget)
     second = decide(single_view(node, "x" * 400_000, job=2), budget=budget)
@@ -160,7 +160,7 @@ def test_params_beyond_the_limit_are_refused_with_their_size():
 
 
 @pytest.mark.requirement("E18")
-def test_a_conditional_keeps_no_large_value():
+def test_a_conditional_does_not_store_a_large_value():
     branches = "[{condition: '== 1', next: end}, {default: true, next: end}]"
     view = single_view(
         f"{{type: conditional, condition_field: '{{{{ inputs.text }}}}', branches: {branches}}}",
@@ -172,7 +172,7 @@ def test_a_conditional_keeps_no_large_value():
 
 @pytest.mark.requirement("W5")
 @pytest.mark.parametrize("expression", ["{{ '\\\\x00' ~ item }}", "{{ '\\\\ud800' ~ item }}"])
-def test_text_that_can_not_be_stored_fails_its_node(expression):
+def test_text_that_cannot_be_stored_fails_its_node(expression):
     plan = Planner(AnyRoute()).decide(a_view(expression), [], epoch=1, sequence=0, checks_all_nodes=True)
 
     assert plan.view.nodes["split"].status is NodeStatus.FAILED
@@ -191,7 +191,7 @@ def test_inputs_too_deep_to_store_are_refused_at_submission():
 
 
 @pytest.mark.requirement("W11")
-def test_the_text_of_an_escape_is_no_nul():
+def test_a_text_that_looks_like_an_escaped_nul_is_accepted():
     workflow = read(textwrap.dedent(FAN.format(expression="{{ item }}")), "test")
 
     job = prepare(WorkflowLibrary({"fan": workflow}), Submission(workflow_id="fan", input_params={"n": ["\\u0000"]}))
@@ -203,7 +203,7 @@ def test_the_text_of_an_escape_is_no_nul():
 @pytest.mark.parametrize(
     "field", ["timeout_seconds: 1e300", "queue_timeout_seconds: 1e300", "retry: {max_attempts: 2147483648}"]
 )
-def test_times_and_counts_beyond_reason_are_refused(field):
+def test_times_and_counts_that_are_too_large_are_refused(field):
     work = f"  a: {{handler: noop, {field}, next: end}}"
     text = f"workflow_id: w\nnodes:\n  start: {{type: start, next: a}}\n{work}\n  end: {{type: end}}\n"
 

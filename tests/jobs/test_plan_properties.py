@@ -1,7 +1,7 @@
-"""The planner against a naive reference: random workflows, random workers, random mishaps, and always the right end.
+"""The planner compared with a naive reference: random workflows, workers and faults, and always the same outcome.
 
-Each case runs one job through the real planner over the ledger in memory (`simulation`), then asks the reference what
-each node must have come to, and the history check whether the way there was sound.
+Each case runs one job through the real planner over the ledger in memory (`simulation`), then compares the state of
+each node with the reference, and checks the history.
 """
 
 import pytest
@@ -40,7 +40,7 @@ def run_and_compare(case: Case) -> None:
 
 
 def _agrees(run: Simulation, expected: Reference) -> None:
-    """Every node, child and gathered result is what the reference says."""
+    """Every node, child and fan_in has the state and result of the reference."""
     states = run.states()
     for name, node in expected.nodes.items():
         assert STATES[states[name]] == expected.state(name), name
@@ -67,7 +67,7 @@ def _gathered_agrees(run: Simulation, expected: Reference, name: str) -> None:
 
 
 def _agrees_so_far(run: Simulation, expected: Reference) -> None:
-    """In a failing job nothing new begins: a node came to what it should, or to nothing."""
+    """In a failing job no new nodes start: a node has the state of the reference, or did not run."""
     for name in expected.nodes:
         state = STATES.get(run.states()[name], "cancelled")
         assert state in (expected.state(name), LOST, FAILED, "cancelled"), name
@@ -82,7 +82,7 @@ def _agrees_so_far(run: Simulation, expected: Reference) -> None:
 
 @settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
-def test_every_job_ends_as_its_definition_and_its_workers_make_it(case):
+def test_every_job_ends_as_the_reference_predicts(case):
     run_and_compare(case)
 
 
@@ -96,5 +96,5 @@ def test_every_job_ends_as_its_definition_and_its_workers_make_it(case):
     phases=[Phase.generate, Phase.shrink],
 )
 @given(cases(max_blocks=9))
-def test_many_more_jobs_end_as_their_definitions_and_workers_make_them(case):
+def test_many_more_jobs_end_as_the_reference_predicts(case):
     run_and_compare(case)

@@ -1,5 +1,5 @@
-"""Cancel, resume and retry under disorder: random workflows, random mishaps; whatever is done to a job, its history
-holds, it ends, and what had completed is not run again by a resume.
+"""Cancel, resume and retry with random workflows and faults: the history of a job stays consistent, the job ends, and a
+resume does not run completed nodes again.
 """
 
 from random import Random
@@ -24,7 +24,7 @@ def check(run: Simulation) -> None:
 
 
 def attempts_of(run: Simulation) -> dict[str, int]:
-    """Of what has completed."""
+    """The attempts of completed nodes."""
     nodes = run.database.nodes[run.job_id]
     return {name: node.attempt for name, node in nodes.items() if node.status is NodeStatus.COMPLETED}
 
@@ -40,7 +40,7 @@ def run_cancel_and_resume(case: Case) -> None:
         done = attempts_of(run)
         try:
             rerun = run.rerun(resume)
-        except Conflict:  # all nodes completed: it is the job's outputs that can't be made
+        except Conflict:  # all nodes completed: only the outputs of the job could not be rendered
             break
         assert not set(rerun.nodes) & set(done)
         run.run(disorder=30)
@@ -91,14 +91,14 @@ def _a_part(run: Simulation, random: Random) -> dict[str, str] | None:
 @pytest.mark.requirement("E15")
 @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
-def test_a_job_is_cancelled_and_resumed_again_and_again(case):
+def test_a_job_can_be_cancelled_and_resumed_repeatedly(case):
     run_cancel_and_resume(case)
 
 
 @pytest.mark.requirement("E15")
 @settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=_CHECKS)
 @given(cases())
-def test_parts_of_a_job_are_retried_again_and_again(case):
+def test_parts_of_a_job_can_be_retried_repeatedly(case):
     run_and_retry(case)
 
 
@@ -112,6 +112,6 @@ def test_parts_of_a_job_are_retried_again_and_again(case):
     phases=[Phase.generate, Phase.shrink],
 )
 @given(cases(max_blocks=9))
-def test_many_more_jobs_are_cancelled_resumed_and_retried(case):
+def test_many_more_jobs_can_be_cancelled_resumed_and_retried(case):
     run_cancel_and_resume(case)
     run_and_retry(case)

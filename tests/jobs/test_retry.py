@@ -22,19 +22,19 @@ def after(blame, retry_count=0, loss_count=0, max_losses=2):
 
 
 @pytest.mark.parametrize(("nth", "seconds"), [(1, 2), (2, 4), (3, 8), (4, 10), (5, 10), (5000, 10)])
-def test_exponential_waits_double_up_to_their_limit(nth, seconds):
+def test_exponential_delays_double_up_to_their_limit(nth, seconds):
     assert backoff_seconds(PLAIN, nth, Random(1)) == seconds
 
 
 @pytest.mark.parametrize("nth", [1, 2, 50])
-def test_fixed_waits_stay_the_same(nth):
+def test_fixed_delays_stay_the_same(nth):
     assert backoff_seconds(PLAIN.model_copy(update={"backoff": "fixed"}), nth, Random(1)) == 2
 
 
 @given(
     st.integers(1, 100), st.floats(0, 1e4), st.floats(0, 1e4), st.sampled_from(["fixed", "exponential"]), st.integers()
 )
-def test_jitter_spreads_a_wait_over_its_upper_half(nth, initial, longest, backoff, seed):
+def test_jitter_spreads_a_delay_over_its_upper_half(nth, initial, longest, backoff, seed):
     policy = Retry(initial_delay_seconds=initial, max_delay_seconds=longest, backoff=backoff, jitter=True)
     full = backoff_seconds(policy.model_copy(update={"jitter": False}), nth, Random(seed))
 
@@ -44,7 +44,7 @@ def test_jitter_spreads_a_wait_over_its_upper_half(nth, initial, longest, backof
 
 
 @pytest.mark.parametrize("blame", [Blame.HANDLER, Blame.ENGINE])
-def test_the_handlers_failures_are_tried_again_as_often_as_the_workflow_says(blame):
+def test_failures_of_the_handler_are_retried_as_often_as_the_workflow_says(blame):
     assert after(blame) == RetrySchedule(1, 0, 2)
     assert after(blame, retry_count=1) == RetrySchedule(2, 0, 4)
     assert after(blame, retry_count=2) is None
@@ -59,11 +59,11 @@ def test_failures_of_the_environment_are_counted_separately():
     assert third is None
 
 
-def test_bad_data_is_never_tried_again():
+def test_bad_data_is_never_retried():
     assert after(Blame.DATA) is None
 
 
-def test_the_first_lost_worker_costs_no_wait_and_the_next_ones_do():
+def test_only_the_first_lost_worker_causes_no_delay():
     first = after_loss(retry_count=3, loss_count=0, max_losses=2, random=Random(1))
     second = after_loss(retry_count=3, loss_count=1, max_losses=2, random=Random(1))
 

@@ -9,7 +9,7 @@ from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 
 pytestmark = pytest.mark.requirement("E1")
 
-# As the specification puts it, without its remarks in brackets.
+# In the words of the specification, without its remarks in brackets.
 JOB = """
 pending → running | completed | failed | cancelled; running → completed | partial_success | failed | cancelled
 """
@@ -20,7 +20,7 @@ dispatched → running | completed | failed | ready | cancelled; running → com
 failed → ready
 """
 NODE_RERUN = "failed, skipped, cancelled, completed → pending"
-# A queued task that is taken back, or waits too long, never runs.
+# A queued task that is withdrawn, or waits too long, never runs.
 TASK = "queued → running | cancelled; running → succeeded | failed | lost | returned | cancelled"
 
 
@@ -44,7 +44,7 @@ def moves_of(text):
     ],
     ids=["job", "job rerun", "node", "node rerun", "task"],
 )
-def test_every_transition_of_the_specification_exists_and_no_other(text, table):
+def test_the_transitions_are_exactly_those_of_the_specification(text, table):
     assert {state: set(targets) for state, targets in table.items() if targets} == moves_of(text)
 
 
@@ -62,7 +62,7 @@ def test_every_state_is_in_the_table_and_can_be_reached(kind, table):
     assert reached | set().union(*table.values()) == set(kind)
 
 
-def test_only_an_ended_state_can_be_rerun():
+def test_only_terminal_states_can_be_rerun():
     assert set(states.JOB_RERUNS) == states.JOB_TERMINAL
     assert set(states.NODE_RERUNS) == states.NODE_TERMINAL
 
@@ -73,6 +73,6 @@ def test_states_are_lower_case_words():
     assert all(re.fullmatch("[a-z_]+", word) for word in words)
 
 
-def test_what_is_live_is_neither_ended_nor_waiting():
+def test_live_states_are_neither_terminal_nor_waiting():
     assert not states.NODE_LIVE & states.NODE_TERMINAL
     assert not states.NODE_LIVE & {NodeStatus.PENDING, NodeStatus.READY}

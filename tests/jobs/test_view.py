@@ -1,4 +1,4 @@
-"""Whether a node may start, waits, or never will start: one table for each rule."""
+"""Whether a node can start, has to wait, or will never start: one table for each rule."""
 
 from uuid import UUID
 
@@ -67,7 +67,7 @@ def two(how, first, second, importance="critical"):
         (BRANCHED, LOST, Readiness.SKIP_FAILED),
     ],
 )
-def test_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second, expected):
+def test_all_of_needs_every_dependency_and_one_skipped_by_a_branch_counts(first, second, expected):
     assert two("all_of", first, second) is expected
     assert two("all_of", second, first) is expected
 
@@ -86,7 +86,7 @@ def test_all_of_needs_every_one_and_skipped_by_a_branch_satisfies(first, second,
         (LOST, CANCELLED, Readiness.SKIP_FAILED),
     ],
 )
-def test_any_of_needs_one_that_completed(first, second, expected):
+def test_any_of_needs_one_completed_dependency(first, second, expected):
     assert two("any_of", first, second) is expected
     assert two("any_of", second, first) is expected
 
@@ -101,7 +101,7 @@ def test_any_of_needs_one_that_completed(first, second, expected):
         ("important", "any_of", Readiness.SKIP_FAILED),
     ],
 )
-def test_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importance, how, expected):
+def test_a_failed_node_satisfies_all_of_only_if_it_is_optional_and_never_any_of(importance, how, expected):
     assert two(how, FAILED, FAILED, importance) is expected
 
 
@@ -115,7 +115,7 @@ def test_only_a_failed_optional_node_satisfies_and_never_as_one_of_any(importanc
         ("join", Readiness.WAIT),
     ],
 )
-def test_a_conditional_opens_the_branch_it_chose_and_whatever_is_on_none(target, expected):
+def test_a_conditional_starts_its_chosen_branch_and_nodes_on_no_branch(target, expected):
     view = a_view(BRANCH, start=DONE, choose=NodeView(NodeStatus.COMPLETED, chosen=("left",)))
 
     assert readiness(view, target) is expected
@@ -135,7 +135,7 @@ def test_everything_after_a_fan_out_waits_for_all_children(target):
 
 
 @pytest.mark.requirement("W8")
-def test_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
+def test_a_fan_in_waits_for_all_children_even_if_its_dependencies_are_satisfied():
     assert fan("gather", other=DONE, remaining=1) is Readiness.WAIT
     assert fan("gather", other=DONE, status=NodeStatus.READY, expanded=1, remaining=3) is Readiness.WAIT
     assert fan("gather", other=DONE, remaining=0) is Readiness.START
@@ -153,9 +153,11 @@ def test_a_fan_in_waits_for_all_children_even_where_its_edges_would_let_it_go():
         ("critical", 0.5, 1, Readiness.START),
     ],
 )
-def test_more_failed_children_than_tolerated_stop_what_comes_after(importance, tolerate, failed, expected):
+def test_more_failed_children_than_tolerated_stop_the_nodes_after_the_fan_out(importance, tolerate, failed, expected):
     assert fan("after", importance, tolerate, failed_count=failed) is expected
-    assert fan("gather", importance, tolerate, failed_count=failed) is Readiness.START  # and says itself what failed
+    assert (
+        fan("gather", importance, tolerate, failed_count=failed) is Readiness.START
+    )  # the fan_in itself reports what failed
 
 
 @pytest.mark.requirement("E17")
@@ -172,14 +174,14 @@ def test_more_failed_children_than_tolerated_stop_what_comes_after(importance, t
         (FAILED, FAILED, "optional", JobStatus.COMPLETED),
     ],
 )
-def test_the_outcome_follows_from_what_failed_and_how_much_it_matters(a, b, importance, expected):
+def test_the_outcome_follows_from_the_importance_of_failed_nodes(a, b, importance, expected):
     text = TWO.format(how="any_of", importance=importance)
 
     assert outcome(a_view(text, start=DONE, a=a, b=b, c=DONE, end=DONE)) is expected
 
 
 @pytest.mark.requirement("E17")
-def test_the_end_itself_carries_no_work_and_does_not_count():
+def test_the_end_node_does_not_count_for_the_outcome():
     text = TWO.format(how="any_of", importance="important")
     view = a_view(text, start=DONE, a=DONE, b=DONE, c=DONE, end=LOST)
 
@@ -188,11 +190,11 @@ def test_the_end_itself_carries_no_work_and_does_not_count():
 
 @pytest.mark.requirement("E1")
 @pytest.mark.parametrize(("importance", "expected"), [("critical", True), ("important", False), ("optional", False)])
-def test_only_a_critical_failure_makes_a_job_fail_at_once(importance, expected):
+def test_only_a_critical_failure_makes_a_job_fail_immediately(importance, expected):
     assert is_failing(a_view(TWO.format(how="any_of", importance=importance), a=FAILED)) is expected
 
 
-def test_a_job_is_busy_while_anything_is_out_or_waits_and_ended_when_nothing_is():
+def test_a_job_is_busy_while_a_node_runs_or_waits_and_has_ended_otherwise():
     text = TWO.format(how="any_of", importance="critical")
 
     assert is_busy(a_view(text, start=DONE, a=READY))
@@ -202,7 +204,7 @@ def test_a_job_is_busy_while_anything_is_out_or_waits_and_ended_when_nothing_is(
     assert is_ended(a_view(text, start=DONE, a=DONE, b=LOST, c=CANCELLED, end=BRANCHED))
 
 
-def test_a_fan_out_that_failed_half_way_is_not_over_before_its_children():
+def test_a_fan_out_that_failed_while_it_expanded_ends_after_its_children():
     tiles = NodeView(NodeStatus.FAILED, total=3, expanded=2, remaining=2, is_sized=True)
     view = a_view(FAN.format(tolerate=0, importance="optional"), start=DONE, other=DONE, tiles=tiles)
 

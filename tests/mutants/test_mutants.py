@@ -1,4 +1,4 @@
-"""The inserted bugs still fit the code, and the runner reports those that are not caught. `make mutants` runs all."""
+"""The mutants still match the code, and the runner reports those that are not caught. `make mutants` runs all."""
 
 import json
 import os
@@ -20,28 +20,28 @@ HARMLESS = Edit(RETRY, "None if the failure is final.", "None if it is final.")
 (UNCAPPED,) = (mutant for mutant in MUTANTS if mutant.bug == "retry without cap")
 
 
-def a_mutant(edit: Edit, number: int = 99) -> Mutant:
-    return Mutant(number, "none at all", PROPERTIES, UNCAPPED.tests, [edit])
+def mutant_with(edit: Edit, number: int = 99) -> Mutant:
+    return Mutant(number, "no bug", PROPERTIES, UNCAPPED.tests, [edit])
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.number}")
-def test_what_a_bug_replaces_is_there_exactly_once(mutant):
+def test_the_code_that_a_mutant_replaces_occurs_exactly_once(mutant):
     for edit in mutant.edits:
         assert occurrences(edit) == 1, f"{edit.path}: {edit.old!r}; the code has moved: correct mutants/catalogue.py"
         assert edit.old != edit.new
 
 
-def test_all_bugs_of_the_plan_are_there_and_name_tests_that_exist():
+def test_all_mutants_are_listed_and_name_existing_tests():
     assert [mutant.number for mutant in MUTANTS] == list(range(1, 19))
     assert all((ROOT / mutant.tests[0]).is_file() for mutant in MUTANTS)
 
 
-def test_a_bug_that_survives_fails_the_run(capsys, tmp_path, monkeypatch):
-    """Of two the one that changes nothing survives; both are reported."""
+def test_a_surviving_mutant_fails_the_run(capsys, tmp_path, monkeypatch):
+    """Of two mutants, the one that changes nothing survives; both are reported."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
-    code = main(["--json"], known=[a_mutant(HARMLESS), UNCAPPED])
+    code = main(["--json"], known=[mutant_with(HARMLESS), UNCAPPED])
 
     output = capsys.readouterr()
     report = json.loads(output.out)
@@ -49,16 +49,16 @@ def test_a_bug_that_survives_fails_the_run(capsys, tmp_path, monkeypatch):
     assert [row["verdict"] for row in report["mutants"]] == ["survived", "caught"]
     assert report["mutants"][1]["caught_by"].startswith("tests/jobs/test_retry.py::")
     assert (report["caught"], report["total"]) == (1, 2)
-    assert "99. none at all: survived" in output.err
+    assert "99. no bug: survived" in output.err
     assert "1 of 2 bugs caught" in output.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("text", "times"), [("a", 0), ("b b", 2)])
-def test_a_bug_whose_text_does_not_occur_once_is_reported_and_changes_nothing(tmp_path, text, times):
+def test_a_mutant_whose_code_does_not_occur_once_is_reported_and_changes_nothing(tmp_path, text, times):
     (tmp_path / "file.sql").write_text(text)
 
-    trial = tried(Scratch(tmp_path), a_mutant(Edit("file.sql", "b", "c")))
+    trial = tried(Scratch(tmp_path), mutant_with(Edit("file.sql", "b", "c")))
 
     assert trial.verdict is Verdict.MOVED
     assert f"{times} times instead of once" in trial.details
@@ -76,12 +76,12 @@ def test_a_bug_whose_text_does_not_occur_once_is_reported_and_changes_nothing(tm
         (None, "no end", Verdict.BROKEN),
     ],
 )
-def test_caught_is_only_what_a_test_has_failed_on(code, output, verdict):
+def test_a_mutant_is_caught_only_by_a_failed_test(code, output, verdict):
     assert judged(UNCAPPED, Run(code, output, 1.0)).verdict is verdict
 
 
 def test_mutants_are_tested_in_the_copy(tmp_path):
-    """A copy without the package would leave the tests to the one that is installed."""
+    """If the copy did not contain the package, the tests would use the installed one."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "__init__.py").touch()
 
@@ -98,7 +98,7 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
-    while not _at_work(tmp_path) and time.monotonic() < deadline:
+    while not _test_processes(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.02)
 
     process.send_signal(signal.SIGINT)
@@ -107,12 +107,14 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path):
     assert (process.returncode, b"stopped" in errors) == (INTERRUPTED, True)
     assert list(tmp_path.iterdir()) == []
     deadline = time.monotonic() + 20
-    while _at_work(tmp_path) and time.monotonic() < deadline:  # a busy machine takes a moment to end what was killed
+    while (
+        _test_processes(tmp_path) and time.monotonic() < deadline
+    ):  # on a busy machine killed processes take a moment to end
         time.sleep(0.02)
-    assert not _at_work(tmp_path)
+    assert not _test_processes(tmp_path)
 
 
-def _at_work(folder: Path) -> list[Path]:
+def _test_processes(folder: Path) -> list[Path]:
     """Processes that run tests in a copy below this folder."""
     return [process for process in Path("/proc").glob("[0-9]*") if f"--basetemp={folder}" in _command(process)]
 
@@ -120,5 +122,5 @@ def _at_work(folder: Path) -> list[Path]:
 def _command(process: Path) -> str:
     try:
         return (process / "cmdline").read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ""

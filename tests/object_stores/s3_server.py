@@ -1,7 +1,7 @@
 """An S3 server for tests: moto, with a log of its requests. Run as a program: PORT LOG_FILE.
 
-moto checks whether an object exists, and writes it later. In S3, that is one step:
-this server runs such requests one by one.
+moto checks whether an object exists, and writes it later. In S3 this is one atomic step,
+so this server runs such requests one by one.
 """
 
 import json
@@ -19,7 +19,7 @@ def main() -> None:
     app = DomainDispatcherApplication(create_backend_app)
 
     def logged(environ, start_response):
-        def start(status, headers, *rest):
+        def start(status, headers, *exc_info):
             length = {name.lower(): value for name, value in headers}.get("content-length", "0")
             entry = {
                 "method": environ["REQUEST_METHOD"],
@@ -30,7 +30,7 @@ def main() -> None:
                 "bytes": int(length),
             }
             log.write(json.dumps(entry) + "\n")
-            return start_response(status, headers, *rest)
+            return start_response(status, headers, *exc_info)
 
         if environ.get("HTTP_IF_NONE_MATCH") != "*":
             return app(environ, start)

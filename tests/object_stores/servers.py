@@ -1,7 +1,7 @@
 """Object stores that tests start: Azurite (Azure), and moto (S3). Each has its own objects, a log of its requests, and
 ends with the tests.
 
-Azurite speaks https and accepts its well-known key and tokens of any issuer. `IdentityService` plays the metadata
+Azurite uses https and accepts its well-known key and tokens of any issuer. `IdentityService` plays the metadata
 service that gives a virtual machine tokens of its managed identity.
 """
 
@@ -43,7 +43,7 @@ class Request:
 
 
 def length_of(read: Request) -> int:
-    """Bytes of the range that a request asks for."""
+    """The number of bytes in the range of a request."""
     assert read.range, read
     first, _, last = read.range.removeprefix("bytes=").partition("-")
     return int(last) - int(first) + 1
@@ -61,7 +61,7 @@ def tier_of(storage: Storage, location: Location) -> str | None:
 
 @dataclass
 class Server:
-    settings: dict[str, str]  # environment variables with which zones are in this server
+    settings: dict[str, str]  # environment variables that put the zones into this server
     log: Path
     process: subprocess.Popen = field(repr=False)
 
@@ -168,7 +168,7 @@ def free_port() -> int:
 
 
 class IdentityService:
-    """Gives tokens as Azure's metadata service does. Azurite looks at their claims, not at their signature."""
+    """Issues tokens like Azure's metadata service. Azurite checks their claims, but not their signature."""
 
     def __init__(self) -> None:
         service = self

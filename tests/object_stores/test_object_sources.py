@@ -1,4 +1,4 @@
-"""`s3://…` and `az://…` as sources: of `dagmaster process`, and of jobs where that is allowed."""
+"""`s3://…` and `az://…` as sources of `dagmaster process`, and of jobs if that is allowed."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def settings_of(values: dict[str, str], **others: object) -> Settings:
     return Settings(**{names[name]: value for name, value in values.items()} | others)
 
 
-def test_process_copies_an_object_and_makes_a_map_of_it(both, cluster, tmp_path):
+def test_process_copies_an_object_and_creates_a_map(both, cluster, tmp_path):
     original = hashlib.sha256((tmp_path / "made/scene.tif").read_bytes()).hexdigest()
     with fresh_database(cluster, "template0") as dsn, up(tmp_path / "data", DATABASE_URL=dsn, **both) as running:
         for scheme in ("az", "s3"):
@@ -72,7 +72,7 @@ def test_process_copies_an_object_and_makes_a_map_of_it(both, cluster, tmp_path)
     assert len(cogs) == 2
 
 
-WITHOUT = {"s3_access_key_id": None, "s3_secret_access_key": None}
+NO_CREDENTIALS = {"s3_access_key_id": None, "s3_secret_access_key": None}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ WITHOUT = {"s3_access_key_id": None, "s3_secret_access_key": None}
         (f"s3://{BUCKET}/none.tif", {}, "source.not-found"),
         ("az://never-made/x.tif", {}, "source.not-found"),
         ("s3://never-made/x.tif", {}, "source.not-found"),
-        (f"s3://{BUCKET}/2024/été 1.tif", WITHOUT, "storage.no-credentials"),
+        (f"s3://{BUCKET}/2024/été 1.tif", NO_CREDENTIALS, "storage.no-credentials"),
         (
             f"az://{BUCKET}/x.tif",
             {"azure_storage_account_name": None, "azure_storage_account_key": None},
@@ -90,11 +90,14 @@ WITHOUT = {"s3_access_key_id": None, "s3_secret_access_key": None}
         ),
     ],
 )
-def test_what_cannot_be_copied_is_refused_with_the_reason(both, url, others, code):
+def test_the_error_for_an_object_that_cannot_be_copied_has_the_reason(both, url, others, code):
     settings = settings_of(both, **others)
     sources = find_sources([url], settings)
 
-    with pytest.raises(DagmasterError) as refused, downloaded(sources, settings, open_storage(settings), unshown):
+    with (
+        pytest.raises(DagmasterError) as refused,
+        downloaded(sources, settings, open_storage(settings), hidden_progress),
+    ):
         pass
 
     assert isinstance(refused.value, NotFound | NotAllowed)
@@ -104,19 +107,19 @@ def test_what_cannot_be_copied_is_refused_with_the_reason(both, url, others, cod
 
 
 @contextmanager
-def unshown(_title: str, *, is_bytes: bool = True) -> Iterator[Bar]:
-    class Unshown:
+def hidden_progress(_title: str, *, is_bytes: bool = True) -> Iterator[Bar]:
+    class HiddenBar:
         is_shown = False
 
         def show(self, done: float, total: float | None = None) -> None:
             assert is_bytes
             assert total is None or done <= total
 
-    yield Unshown()
+    yield HiddenBar()
 
 
 @pytest.mark.parametrize("scheme", ["az", "s3"])
-def test_a_job_reads_an_object_in_place_where_that_is_allowed(both, scheme, tmp_path):
+def test_a_job_reads_an_object_in_place_if_that_is_allowed(both, scheme, tmp_path):
     def create_cog(name: str, **others: object):
         source = {"blob_name": f"{scheme}://{BUCKET}/{name}"}
         params = {"source": source, "about": ABOUT, "target_crs": "EPSG:4326"}

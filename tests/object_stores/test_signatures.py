@@ -1,6 +1,6 @@
 """No signature (SAS) and no token leaves the process that uses it.
 
-A platform has its zones in Azurite, which it reaches with a managed identity, as in Azure. Jobs succeed and fail; then
+A platform has its zones in Azurite, which it accesses with a managed identity, as in Azure. Jobs succeed and fail; then
 everything is searched for the signatures that Azurite has really received, and for tokens: logs of all processes,
 answers and streams of the API and the map server, callbacks, all files, a whole dump of the database, and the objects.
 """
@@ -39,15 +39,15 @@ from tests.published import ADMIN
 
 pytestmark = [pytest.mark.requirement("S3"), pytest.mark.requirement("X3"), pytest.mark.timeout(240)]
 
-# Also those that were made and not used, in any encoding, and tokens. `sig=***` is a redacted one.
-TRACES = re.compile(
+# Signatures in any encoding, including those that were never used, and tokens. `sig=***` is a redacted signature.
+SECRETS = re.compile(
     r"(?i:sig(?:=|%3D)(?!\*)[\w%+/]{20}|skoid(?:=|%3D)|SharedAccessSignature=(?!\*))|eyJhbGciOi[\w-]{20}"
 )
 FILES = ("good.tif", "cut.tif", "text.tif", "gone.tif")
 
 
 def signatures_in(server: Azurite) -> set[str]:
-    """What Azurite has received, as it is and decoded."""
+    """The signatures that Azurite has received, encoded and decoded."""
     encoded = set(re.findall(r"sig=([^&\s\"]{20,})", server.log.read_text(errors="replace")))
     return encoded | {unquote(each) for each in encoded}
 
@@ -61,7 +61,7 @@ class Platform:
 
 @pytest.fixture
 def platform(azurite: Azurite, identity_service: IdentityService, tmp_path: Path, monkeypatch) -> Platform:
-    """Settings of all processes; those of handlers take them from the environment."""
+    """The settings of all processes; the processes of handlers read them from the environment."""
     settings = {name: value for name, value in azurite.settings.items() if name != "AZURE_STORAGE_ACCOUNT_KEY"}
     settings |= {
         "IDENTITY_ENDPOINT": identity_service.url,
@@ -99,7 +99,7 @@ async def submit(
     return submitted
 
 
-async def test_signatures_and_tokens_are_nowhere(platform, catalog_database, tmp_path, capfd):
+async def test_no_output_contains_a_signature_or_token(platform, catalog_database, tmp_path, capfd):
     places, dsn = Places(), catalog_database
     key = await key_of(dsn, "admin", "admin")
     others = {"auth_enabled": True, "allow_private_webhooks": True, **platform.settings}
@@ -141,10 +141,10 @@ async def test_signatures_and_tokens_are_nowhere(platform, catalog_database, tmp
     assert statuses["good.tif"] == "completed"
     assert places.with_any({each: each for each in received}) == set()
     traces = {
-        place: match[0] for place, texts in places.texts.items() for text in texts if (match := TRACES.search(text))
+        place: match[0] for place, texts in places.texts.items() for text in texts if (match := SECRETS.search(text))
     }
     assert traces == {}
-    # The search covers what it says, and signatures were really used.
+    # The search covers all these places, and signatures were really used.
     assert len(received) >= 10
     filled = {table for table, texts in places.texts.items() if "".join(texts).strip()}
     assert {"dagapp.stac_documents", "dagapp.dag_tasks", "dagapp.callback_events"} <= filled
@@ -154,8 +154,8 @@ async def test_signatures_and_tokens_are_nowhere(platform, catalog_database, tmp
     )
     assert len(places.texts["callbacks"]) >= 4
     assert "signed-good" in "".join(places.texts["objects of external"])
-    assert TRACES.search(f"x?sp=r&sig={next(iter(received))}")
-    assert TRACES.search(platform.identity.token(0))
+    assert SECRETS.search(f"x?sp=r&sig={next(iter(received))}")
+    assert SECRETS.search(platform.identity.token(0))
 
 
 async def export(running: Engine, settings: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Assets on a real database, without workers: jobs end by plain statements, and the documents are invented."""
+"""Assets on a real database, without workers: SQL statements end the jobs, and the documents are made up."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

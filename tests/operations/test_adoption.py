@@ -24,8 +24,8 @@ SERVER = "https://maps.example.org/platform"
 ELSEWHERE = "https://other.example.org/stac/collections/dem"
 
 
-def as_before(document: dict[str, Any]) -> str:
-    """The document as an earlier release stored it: with whole URLs, and with a link to another server."""
+def as_stored_before(document: dict[str, Any]) -> str:
+    """The document as an earlier release stored it: with absolute URLs, and with a link to another server."""
     links = [
         {"rel": "self", "href": f"/stac/collections/{document['id']}"},
         {"rel": "derived_from", "href": ELSEWHERE},
@@ -38,9 +38,9 @@ async def published(kit: Kit, dataset: str = "dem", editions: tuple[tuple[int, i
     """A dataset of an earlier release, in pgSTAC only."""
     ordinal, revision = editions[-1]
     newest = collection(dataset, ordinal, revision, is_tiled=False)
-    await kit.execute("SELECT pgstac.create_collection(%s::jsonb)", as_before(newest))
+    await kit.execute("SELECT pgstac.create_collection(%s::jsonb)", as_stored_before(newest))
     for ordinal, revision in editions:
-        await kit.execute("SELECT pgstac.create_item(%s::jsonb)", as_before(item(dataset, ordinal, revision)))
+        await kit.execute("SELECT pgstac.create_item(%s::jsonb)", as_stored_before(item(dataset, ordinal, revision)))
 
 
 async def adopted(kit: Kit) -> list[str]:
@@ -67,7 +67,7 @@ async def test_a_published_dataset_becomes_an_asset_with_approved_versions(kit: 
     assert (event.action, event.actor) == ("adopted", "dagmaster")
 
 
-async def test_urls_of_the_own_server_become_paths_and_others_stay(kit: Kit):
+async def test_urls_of_this_server_become_paths_and_other_urls_stay(kit: Kit):
     await published(kit)
 
     await adopted(kit)
@@ -90,7 +90,7 @@ async def test_an_adopted_dataset_is_submitted_again_as_a_new_revision(kit: Kit)
     assert (again.outcome, again.version_ordinal, again.revision) == ("new_revision", 0, 2)
 
 
-async def test_collections_of_others_and_known_datasets_stay_as_they_are(kit: Kit):
+async def test_collections_of_other_programs_and_known_datasets_are_not_changed(kit: Kit):
     await kit.publish("known")
     other = {**collection("other", 0, 1, is_tiled=False)}
     del other["dagmaster:version_ordinal"]
@@ -115,7 +115,7 @@ async def posted_without_an_asset(kit: Kit, dataset: str, *, days_ago: int = 0) 
     return submitted.job_id
 
 
-async def test_a_job_that_is_posted_today_is_never_adopted(kit: Kit):
+async def test_a_job_of_this_release_is_never_adopted(kit: Kit):
     await kit.write_documents("wave", 0, 1)
     job_id = await posted_without_an_asset(kit, "wave")
 
@@ -128,7 +128,7 @@ async def test_a_job_that_is_posted_today_is_never_adopted(kit: Kit):
     assert refused.value.code == "revision.other-job"
 
 
-async def test_a_job_that_an_earlier_release_began_is_adopted_after_its_end(kit: Kit):
+async def test_a_job_that_an_earlier_release_started_is_adopted_after_its_end(kit: Kit):
     await kit.write_documents("wave", 0, 1)
     await kit.write_documents("job-01a1e87b-a89a-78fc-9851-e014e1dedede", 0, 1)
     before = await adopted(kit)
@@ -161,7 +161,7 @@ adopt_all({kit.dsn!r})
     assert len((await kit.store.asset("dem")).versions) == 2
 
 
-async def test_two_that_adopt_at_once_adopt_once(kit: Kit):
+async def test_concurrent_adoptions_adopt_each_dataset_once(kit: Kit):
     await published(kit)
 
     results = await asyncio.gather(adopted(kit), adopted(kit))

@@ -1,4 +1,4 @@
-"""The difference of two revisions, computed from their documents, whatever these contain."""
+"""The differences of two revisions, computed from their documents, whatever the documents contain."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -71,7 +71,7 @@ def test_the_facts_have_extent_crs_size_and_bands():
     assert "raster:histogram" not in revision.bands[0]
 
 
-def test_only_what_differs_is_listed_with_the_difference_of_numbers():
+def test_only_differences_are_listed_and_numbers_have_their_difference():
     before = facts(documents())
     after = facts(documents(west=9.0, crs="EPSG:3857", mean=7.5, size=900))
 
@@ -94,7 +94,7 @@ def test_an_added_band_is_a_difference():
     assert fields["bands.2.name"] == "slope"
 
 
-def test_a_mosaic_has_the_bands_of_the_whole():
+def test_a_mosaic_has_the_bands_of_its_collection():
     collection = {"assets": {"mosaic": {"bands": [{"name": "whole"}]}}}
 
     revision = facts(Documents(collection, documents().item, 40, 1))

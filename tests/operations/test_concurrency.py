@@ -1,4 +1,4 @@
-"""Simultaneous submissions and reviews of one asset: one wins, the others see its result, nothing is half-done."""
+"""Simultaneous submissions and reviews of one asset: one succeeds, the others see its result, none is incomplete."""
 
 import asyncio
 import itertools
@@ -35,7 +35,7 @@ AT_ONCE = 6
 
 
 async def settled(*calls: Awaitable[Any]) -> Counter[str]:
-    """How often each outcome, or the code of each refusal, occurred."""
+    """The number of times that each outcome or error code occurred."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, DagmasterError):
@@ -45,8 +45,8 @@ async def settled(*calls: Awaitable[Any]) -> Counter[str]:
     )
 
 
-async def consistent(kit: Kit, dataset_id: str = "dem") -> None:
-    """The rows agree with each other, and the catalogue with the rows."""
+async def check_consistency(kit: Kit, dataset_id: str = "dem") -> None:
+    """Check that the rows are consistent with each other, and the catalogue with the rows."""
     asset = await kit.store.state(dataset_id)
     info = await kit.store.asset(dataset_id)
     assert asset is not None
@@ -62,25 +62,25 @@ async def consistent(kit: Kit, dataset_id: str = "dem") -> None:
     assert sorted(job["job_id"] for job in jobs) == sorted(revisions)
 
 
-async def test_of_simultaneous_first_submissions_one_creates_the_asset(kit: Kit):
+async def test_only_one_of_simultaneous_first_submissions_creates_the_asset(kit: Kit):
     kit.put("dem.tif", b"pixels")
 
     outcomes = await settled(*(kit.submit() for _ in range(AT_ONCE)))
 
     assert outcomes == {"new_asset": 1, "already_processing": AT_ONCE - 1}
-    await consistent(kit)
+    await check_consistency(kit)
 
 
-async def test_simultaneous_submissions_of_different_sources_become_revisions_in_some_order(kit: Kit):
+async def test_simultaneous_submissions_of_different_sources_become_consecutive_revisions(kit: Kit):
     outcomes = await settled(*(kit.submit(blob=f"{n}.tif", content=b"x" * n) for n in range(1, AT_ONCE + 1)))
 
     assert outcomes == {"new_asset": 1, "new_revision": AT_ONCE - 1}
-    await consistent(kit)
+    await check_consistency(kit)
     unfinished = await kit.rows("SELECT 1 FROM dagapp.dag_jobs WHERE cancel_requested_at IS NULL")
     assert len(unfinished) == 1
 
 
-async def test_of_simultaneous_new_versions_one_wins(kit: Kit):
+async def test_only_one_of_simultaneous_submissions_creates_a_new_version(kit: Kit):
     await kit.publish(version_label="0")
 
     outcomes = await settled(
@@ -88,19 +88,19 @@ async def test_of_simultaneous_new_versions_one_wins(kit: Kit):
     )
 
     assert outcomes == {"new_version": 1, "version.unresolved": AT_ONCE - 1}
-    await consistent(kit)
+    await check_consistency(kit)
 
 
-async def test_the_same_request_sent_many_times_at_once_is_answered_alike(kit: Kit):
+async def test_simultaneous_copies_of_one_request_get_the_same_response(kit: Kit):
     kit.put("dem.tif", b"pixels")
 
     results = await asyncio.gather(*(kit.submit(request_id="r-1") for _ in range(AT_ONCE)))
 
     assert len({result.model_dump_json() for result in results}) == 1
-    await consistent(kit)
+    await check_consistency(kit)
 
 
-async def test_of_simultaneous_approvals_one_wins(kit: Kit):
+async def test_only_one_of_simultaneous_approvals_succeeds(kit: Kit):
     await kit.process(await kit.submit(), tiles=5)
 
     outcomes = await settled(
@@ -108,7 +108,7 @@ async def test_of_simultaneous_approvals_one_wins(kit: Kit):
     )
 
     assert outcomes == {"done": 1, "version.already-approved": AT_ONCE - 1}
-    await consistent(kit)
+    await check_consistency(kit)
     assert [event.action for event in await kit.store.history((await kit.store.asset("dem")).asset_id, limit=9)] == [
         "approved",
         "processed",
@@ -126,7 +126,7 @@ async def test_an_approval_and_a_new_submission_exclude_each_other(kit: Kit, att
     )
 
     assert outcomes in ({"done": 1, "new_revision": 1}, {"version.processing": 1, "new_revision": 1})
-    await consistent(kit)
+    await check_consistency(kit)
     served = (await kit.store.state("dem")).state.version(0).approved_revision
     assert served == (1 if outcomes["done"] else None)
 
@@ -141,7 +141,7 @@ async def test_an_approval_and_a_clearance_exclude_each_other(kit: Kit, attempt:
     )
 
     assert outcomes in ({"done": 2}, {"done": 1, "clearance.differs": 1})
-    await consistent(kit)
+    await check_consistency(kit)
     (row,) = await kit.rows(
         "SELECT export_due_at IS NOT NULL AS is_due, approved_revision FROM dagapp.asset_revisions "
         "JOIN dagapp.asset_versions USING (asset_id, version_ordinal)"
@@ -150,7 +150,9 @@ async def test_an_approval_and_a_clearance_exclude_each_other(kit: Kit, attempt:
 
 
 @pytest.mark.parametrize("attempt", range(4))
-async def test_of_simultaneous_clearances_the_last_one_decides_who_reads_and_what_is_exported(kit: Kit, attempt: int):
+async def test_after_simultaneous_changes_of_the_clearance_the_last_one_applies_to_access_and_exports(
+    kit: Kit, attempt: int
+):
     await kit.publish()
     await clear(kit.store, "dem", Clearance.UNCLEARED, caller=BOB)
 
@@ -160,22 +162,22 @@ async def test_of_simultaneous_clearances_the_last_one_decides_who_reads_and_wha
     )
 
     assert outcomes == {"done": 2}
-    await consistent(kit)
+    await check_consistency(kit)
     asset = await kit.store.asset("dem")
     newest, *_ = await kit.store.history(asset.asset_id, limit=1)
     assert (newest.action, newest.detail["clearance"]) == ("cleared", asset.clearance_state)
-    await dues_follow(kit)
+    await check_due_exports(kit)
 
 
 @pytest.mark.parametrize("attempt", range(4))
-async def test_of_simultaneous_equal_clearances_one_wins(kit: Kit, attempt: int):
+async def test_only_one_of_simultaneous_equal_changes_of_the_clearance_succeeds(kit: Kit, attempt: int):
     await kit.publish()
 
     outcomes = await settled(*(clear(kit.store, "dem", Clearance.PUBLIC, caller=BOB) for _ in range(AT_ONCE)))
 
     assert outcomes == {"done": 1, "clearance.unchanged": AT_ONCE - 1}
-    await consistent(kit)
-    await dues_follow(kit)
+    await check_consistency(kit)
+    await check_due_exports(kit)
 
 
 @pytest.mark.parametrize("ordinal", [0, None])
@@ -189,15 +191,15 @@ async def test_a_clearance_and_a_deletion_exclude_each_other(kit: Kit, attempt: 
     )
 
     assert outcomes in ({"done": 2}, {"done": 1, "asset.deleted": 1})
-    await consistent(kit)
+    await check_consistency(kit)
     asset = await kit.store.asset("dem")
     assert await kit.items() == {}
     assert asset.clearance_state == ("uncleared" if ordinal is None else "public")
-    await dues_follow(kit)
+    await check_due_exports(kit)
 
 
-async def dues_follow(kit: Kit) -> None:
-    """An export is due of what is public, and of nothing else."""
+async def check_due_exports(kit: Kit) -> None:
+    """Check that an export is due if, and only if, the asset is public and approved."""
     asset = await kit.store.asset("dem")
     dues = await kit.rows("SELECT export_due_at IS NOT NULL AS is_due FROM dagapp.asset_revisions")
     is_public = asset.clearance_state == "public" and asset.latest_approved_version_ordinal is not None
@@ -206,7 +208,7 @@ async def dues_follow(kit: Kit) -> None:
 
 @pytest.mark.parametrize("attempt", range(6))
 async def test_a_purge_and_an_approval_of_a_revision_exclude_each_other(kit: Kit, attempt: int):
-    """A rejected revision may be approved until its purge begins; what is approved is never purged."""
+    """A rejected revision can be approved until its purge begins; an approved revision is never purged."""
     await kit.process(await kit.submit())
     await reject(kit.store, "dem", 0, caller=BOB, reason="blurred")
     cog = kit.storage.location(Edition("dem").cog("x.tif"), zone=Zone.SILVER)
@@ -229,7 +231,7 @@ async def test_a_purge_and_an_approval_of_a_revision_exclude_each_other(kit: Kit
     assert row == {"reviewed_as": "approved" if is_approved else "rejected", "is_purged": not is_approved}
     assert kit.storage.exists(cog) is is_approved
     assert await kit.items() == ({"dem-v0": (0, 1)} if is_approved else {})
-    await consistent(kit)
+    await check_consistency(kit)
 
 
 async def test_requests_with_the_same_etag_exclude_each_other(kit: Kit):
@@ -243,7 +245,7 @@ async def test_requests_with_the_same_etag_exclude_each_other(kit: Kit):
     )
 
     assert outcomes == {"done": 1, "asset.changed": 2}
-    await consistent(kit)
+    await check_consistency(kit)
 
 
 @pytest.mark.parametrize("attempt", range(4))
@@ -259,10 +261,10 @@ async def test_an_approval_and_a_rerun_of_the_job_exclude_each_other(kit: Kit, a
     outcomes = await settled(approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO), rerun())
 
     assert outcomes in ({"done": 1, "revision.reviewed": 1}, {"done": 1, "version.processing": 1})
-    await consistent(kit)
+    await check_consistency(kit)
 
 
-# Any sequence of actions: the database does what the rules say, and the catalogue follows.
+# Any sequence of actions: the database has the same state as the rules, and the catalogue matches it.
 
 LABELS = st.sampled_from(["a", "b", "c"])
 ORDINALS = st.sampled_from([0, 0, 0, 1, 1, 2])
@@ -281,7 +283,7 @@ STEPS = st.one_of(
 
 
 def publication(label: str, size: int) -> list[tuple]:
-    """The steps by which one more version or revision is served, if nothing is in the way."""
+    """The steps that publish one more version or revision, unless they are refused."""
     approvals = [("approve", ordinal, None) for ordinal in (0, 1, 2)]
     return [("submit", label, size), ("end", "completed"), *approvals]
 
@@ -295,7 +297,7 @@ SEQUENCES = st.tuples(
 
 
 class Model:
-    """The same actions on the pure rules."""
+    """Applies the same actions to the pure rules."""
 
     def __init__(self) -> None:
         self.state: AssetState | None = None
@@ -372,7 +374,7 @@ async def act(kit: Kit, step: tuple) -> str:
 
 
 async def end_all(kit: Kit, status: str) -> None:
-    """End every job of the asset. Documents exist only of what completed."""
+    """End every job of the asset, and write documents for the revisions that completed."""
     unfinished = await kit.rows(
         "SELECT job_id, version_ordinal, revision FROM dagapp.asset_revisions "
         "WHERE processing_state IN ('queued', 'processing')"
@@ -386,7 +388,9 @@ async def end_all(kit: Kit, status: str) -> None:
 @pytest.mark.timeout(600)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(sequence=SEQUENCES)
-async def test_any_sequence_of_actions_ends_as_the_rules_say(kit: Kit, sequence: tuple[list, list]):
+async def test_any_sequence_of_actions_gives_the_same_state_in_the_database_as_in_the_rules(
+    kit: Kit, sequence: tuple[list, list]
+):
     steps = list(itertools.chain(*sequence[0], *sequence[1]))
     await kit.execute("TRUNCATE dagapp.geospatial_assets, dagapp.dag_jobs, dagapp.stac_documents CASCADE")
     await kit.execute("TRUNCATE dagapp.asset_submissions")
@@ -401,12 +405,12 @@ async def test_any_sequence_of_actions_ends_as_the_rules_say(kit: Kit, sequence:
         outcome = await act(kit, step)
         assert outcome == model.act(step), f"{step} of {steps}"
         if outcome not in ("done", "new_asset", "new_version", "new_revision"):
-            continue  # refused, or nothing new
+            continue  # refused, or nothing was changed
 
         loaded = await kit.store.state("dem")
         assert (loaded and comparable(loaded.state)) == (model.state and comparable(model.state)), f"{step} of {steps}"
         if model.state is not None:
-            await consistent(kit)
+            await check_consistency(kit)
 
 
 def comparable(asset: AssetState) -> Any:

@@ -1,4 +1,4 @@
-"""A process that dies while it changes an asset has changed all or nothing, and the request may be repeated."""
+"""A process that dies while it changes an asset has made all changes or none, and the request can be repeated."""
 
 import asyncio
 import os
@@ -34,13 +34,13 @@ from tests.operations.kit import ADA, BOB, Kit, opened
 pytestmark = pytest.mark.requirement("A3", "A4", "A5")
 
 CRASHED = 137
-VARIES = re.compile(
+VARYING_VALUES = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # ids of jobs and requests
     r"|'content_hash': '[0-9a-f]{64}'"  # the kit derives it from the job
     r"|'key_id': '\w+'|'pgstac:base_item': \d+"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?([+-]\d\d(:?\d\d)?|Z)?"
 )
-# Sequences leave gaps, keys are random, and the words of a job contain its id.
+# Sequences have gaps, keys are random, and the search words of a job contain its id.
 VARYING_COLUMNS = {
     "document",
     "event_id",
@@ -72,7 +72,7 @@ async def _process(kit: Kit) -> None:
         await kit.end_job(row["job_id"])
 
 
-# The life of an asset: the call, the transactions in which it may die, and whether a repetition is accepted.
+# The steps in the life of an asset: the call, the transactions in which it may die, and whether it can be repeated.
 LIFE: list[tuple[str, Call, tuple[str, ...]]] = [
     ("the first key is created", _first_key, ("create_key",)),
     (
@@ -120,27 +120,27 @@ def test_a_process_that_dies_while_it_changes_an_asset_has_changed_all_or_nothin
     cluster: Cluster, catalog_template: str, tmp_path: Path
 ) -> None:
     with (
-        fresh_database(cluster, catalog_template) as undisturbed,
-        fresh_database(cluster, catalog_template) as disturbed,
+        fresh_database(cluster, catalog_template) as without_crashes,
+        fresh_database(cluster, catalog_template) as with_crashes,
     ):
         for name, call, transactions in LIFE:
-            assert _run(call, undisturbed, tmp_path) == 0, name
-            expected = _state(undisturbed)
+            assert _run(call, without_crashes, tmp_path) == 0, name
+            expected = _state(without_crashes)
             for transaction in transactions:
                 before, after = faults.around(transaction)
-                untouched = _rows(disturbed)
+                untouched = _rows(with_crashes)
 
-                assert _run(call, disturbed, tmp_path, before) == CRASHED, f"{name}: never at {before}"
-                assert _rows(disturbed) == untouched, f"{name}: something is left of a death at {before}"
-                assert _run(call, disturbed, tmp_path, after) == CRASHED, f"{name}: never at {after}"
+                assert _run(call, with_crashes, tmp_path, before) == CRASHED, f"{name}: it did not crash at {before}"
+                assert _rows(with_crashes) == untouched, f"{name}: some changes were kept after a crash at {before}"
+                assert _run(call, with_crashes, tmp_path, after) == CRASHED, f"{name}: it did not crash at {after}"
             if transactions:
-                assert _difference(disturbed, expected) == [], f"{name}: not all of it is there"
-            # The caller does not know whether it has happened, and asks again.
-            assert _run(call, disturbed, tmp_path, is_repeated=bool(transactions)) == 0, name
-            assert _difference(disturbed, expected) == [], f"{name}: the repetition changed something"
+                assert _difference(with_crashes, expected) == [], f"{name}: some changes are missing"
+            # The caller does not know whether the change was made, and repeats the request.
+            assert _run(call, with_crashes, tmp_path, is_repeated=bool(transactions)) == 0, name
+            assert _difference(with_crashes, expected) == [], f"{name}: the repetition changed something"
 
 
-def test_the_life_of_an_asset_passes_all_transactions_on_assets() -> None:
+def test_the_crash_tests_cover_all_transactions_on_assets() -> None:
     passed = {name for _, _, transactions in LIFE for name in transactions}
 
     assert passed == {
@@ -154,14 +154,14 @@ def test_the_life_of_an_asset_passes_all_transactions_on_assets() -> None:
 
 
 def _run(call: Call, dsn: str, folder: Path, point: str | None = None, *, is_repeated: bool = False) -> int:
-    """Make the call in a process of its own. Returns its exit code."""
+    """Make the call in a separate process, and return its exit code."""
 
     async def run() -> None:
         async with opened(dsn, folder) as kit:
             try:
                 await call(kit)
             except (Conflict, InvalidRequest):
-                if not is_repeated:  # a repetition may be refused: what it asks for has happened
+                if not is_repeated:  # a repetition may be refused, because the change was already made
                     raise
 
     child = os.fork()
@@ -179,7 +179,7 @@ def _run(call: Call, dsn: str, folder: Path, point: str | None = None, *, is_rep
 
 
 def _wait_for_sessions(dsn: str) -> None:
-    """Until the server has noticed that the process has ended."""
+    """Wait until the database server has noticed that the process has ended."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         deadline = time.monotonic() + 10
         others = (
@@ -192,7 +192,7 @@ def _wait_for_sessions(dsn: str) -> None:
 
 
 def _rows(dsn: str) -> dict[str, list[str]]:
-    """Everything that is stored."""
+    """All stored rows."""
     with psycopg.connect(dsn, row_factory=dict_row) as connection:
         tables = connection.execute(
             "SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = 'dagapp' "
@@ -213,11 +213,13 @@ def _difference(dsn: str, expected: dict[str, list[str]]) -> list[tuple[str, lis
 
 
 def _state(dsn: str) -> dict[str, list[str]]:
-    """Everything that is stored, without times and random values."""
+    """All stored rows, without times and random values."""
     with psycopg.connect(dsn, row_factory=dict_row) as connection:
         return {
             table: sorted(
-                VARIES.sub("…", str({key: value for key, value in row["r"].items() if key not in VARYING_COLUMNS}))
+                VARYING_VALUES.sub(
+                    "…", str({key: value for key, value in row["r"].items() if key not in VARYING_COLUMNS})
+                )
                 for row in connection.execute(f"SELECT to_jsonb(t) AS r FROM {table} t")
             )
             for table in _rows(dsn)

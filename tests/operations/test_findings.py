@@ -1,4 +1,4 @@
-"""What checks found is kept with the revision, whatever becomes of its job."""
+"""Findings of checks are stored with the revision, and kept even if its job fails or is deleted."""
 
 from typing import Any
 from uuid import UUID
@@ -41,7 +41,7 @@ async def end(kit: Kit, status: str = "completed", dataset: str = "dem", **resul
 
 
 async def set_node(kit: Kit, job_id: UUID | None, node_id: str, status: str, *, output: Any, error: Any) -> None:
-    """Without the steps that lead to the state."""
+    """Set the state of a node directly, without the transitions that lead to it."""
     async with await psycopg.AsyncConnection.connect(kit.dsn) as connection:
         await connection.execute("SET session_replication_role = replica")
         await connection.execute(
@@ -52,7 +52,7 @@ async def set_node(kit: Kit, job_id: UUID | None, node_id: str, status: str, *, 
         )
 
 
-async def test_findings_of_a_job_outlive_it(kit: Kit) -> None:
+async def test_findings_are_kept_after_their_job_is_deleted(kit: Kit) -> None:
     asset_id = await end(kit, findings=[NOTE, WARNING])
     await approve(kit.store, asset_id, 0, caller=BOB, clearance=Clearance("ouo"))
     job_id = (await revision_of(kit, asset_id)).job_id
@@ -91,7 +91,7 @@ async def test_findings_of_any_shape_do_not_keep_a_job_from_ending(kit: Kit) -> 
         assert (revision.processing_state, revision.findings) == ("completed", [])
 
 
-async def test_what_a_handler_reports_is_limited(kit: Kit) -> None:
+async def test_the_findings_that_a_handler_reports_are_limited(kit: Kit) -> None:
     odd = {"code": "c" * 500, "message": "m" * 9000, "severity": "loud", "count": 10**15, "places": [1, "p" * 999]}
     many = [{"code": f"c{number}", "message": "again"} for number in range(300)]
     asset_id = await end(kit, findings=[odd, odd, *many])
@@ -103,7 +103,7 @@ async def test_what_a_handler_reports_is_limited(kit: Kit) -> None:
     assert (findings[0].count, [len(place) for place in findings[0].places]) == (1, [300])
 
 
-async def test_a_job_that_fails_keeps_what_its_nodes_found(kit: Kit) -> None:
+async def test_a_job_that_fails_keeps_the_findings_of_its_nodes(kit: Kit) -> None:
     submitted = await kit.submit("dem")
     await set_node(kit, submitted.job_id, "validate", "completed", output={"findings": [WARNING]}, error=None)
     error = {"code": "raster.broken", "message": "block 7 cannot be read", "hint": "copy it again", "blame": "data"}
@@ -141,7 +141,7 @@ async def test_a_migration_takes_findings_from_jobs_that_still_exist(kit: Kit) -
     assert [finding.code for finding in (await revision_of(kit, asset_id)).findings] == ["raster.no-nodata"]
 
 
-async def test_a_migration_leaves_revisions_whose_job_is_gone(kit: Kit) -> None:
+async def test_a_migration_does_not_change_revisions_whose_job_was_deleted(kit: Kit) -> None:
     asset_id = await end(kit, findings=[WARNING])
     job_id = (await revision_of(kit, asset_id)).job_id
     await kit.execute("DELETE FROM dagapp.dag_jobs WHERE job_id = %s", job_id)

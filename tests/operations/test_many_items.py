@@ -1,4 +1,4 @@
-"""Many items: tasks that write documents at once, and reviews that publish them at once, without a timeout.
+"""Many items: simultaneous tasks that write documents, and simultaneous reviews that publish them, do not time out.
 
 Full sizes run with `--slow`: 50 writers of 1,000 items each, 20 approvals, and an edition of 10,000 items.
 """
@@ -44,7 +44,7 @@ def approving(kit: Kit, dataset_id: str) -> Any:
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 async def test_fifty_writers_of_documents_do_not_fail(kit: Kit, count: int):
-    """Tasks of one job write into one revision; all of them also write the same item."""
+    """The tasks of one job write items of one revision, and all of them also write one common item."""
     submitted = await kit.submit("dem")
     key = RevisionKey("dem")
     async with pool(kit.dsn, "handlers", 0, 10) as database:

@@ -1,4 +1,4 @@
-"""Submissions and reviews on a real database: what is stored, what is recorded, and what the catalogue holds."""
+"""Submissions and reviews on a real database: the stored rows, the history, and the catalogue."""
 
 import pytest
 
@@ -36,7 +36,7 @@ async def test_a_submission_creates_asset_version_revision_request_and_job(kit: 
     assert asset.etag == str(event.event_id)
 
 
-async def test_an_approved_version_is_in_the_catalogue_and_nothing_before(kit: Kit):
+async def test_a_version_is_in_the_catalogue_only_after_its_approval(kit: Kit):
     submitted = await kit.submit("dem")
     await kit.process(submitted)
     assert await kit.collection() is None
@@ -68,7 +68,7 @@ async def test_a_new_revision_is_served_only_after_its_approval(kit: Kit):
     assert (await kit.collection())["description"] == "revision 2"
 
 
-async def test_exposure_decides_which_versions_the_catalogue_holds(kit: Kit):
+async def test_the_exposure_decides_which_versions_are_in_the_catalogue(kit: Kit):
     await kit.publish("dem", version_label="2023", tiles=1)
     await kit.publish("dem", clearance=None, version_label="2024", content=b"2024", tiles=1)
     assert await kit.items() == {"dem-v1-t0": (1, 1)}
@@ -93,7 +93,7 @@ async def test_exposure_decides_which_versions_the_catalogue_holds(kit: Kit):
 
 
 @pytest.mark.parametrize("action", ["unpublish", "delete", "clear"])
-async def test_nothing_of_a_withdrawn_asset_stays_in_the_catalogue(kit: Kit, action: str):
+async def test_nothing_of_an_unpublished_or_deleted_asset_stays_in_the_catalogue(kit: Kit, action: str):
     await kit.publish("dem", tiles=2)
     await kit.publish("other")
 
@@ -181,7 +181,7 @@ async def test_an_approved_revision_is_published_again_after_a_newer_one_has_fai
     assert (newest.action, newest.revision) == ("approved", 1)
 
 
-async def test_a_rejected_source_that_is_submitted_again_makes_a_new_revision(kit: Kit):
+async def test_a_rejected_source_that_is_submitted_again_becomes_a_new_revision(kit: Kit):
     await kit.process(await kit.submit("dem"))
     await reject(kit.store, "dem", 0, caller=BOB, reason="the wrong legend")
 
@@ -206,7 +206,7 @@ async def test_a_rejection_has_a_reason_and_can_be_followed_by_a_new_revision(ki
     assert (again.outcome, again.revision) == ("new_revision", 2)
 
 
-async def test_a_stale_request_is_refused_and_shows_what_has_changed(kit: Kit):
+async def test_a_stale_request_is_refused_and_shows_the_changes(kit: Kit):
     submitted = await kit.submit("dem")
     await kit.process(submitted)
     seen = (await kit.store.asset("dem")).etag
@@ -223,7 +223,7 @@ async def test_a_stale_request_is_refused_and_shows_what_has_changed(kit: Kit):
         await clear(kit.store, "dem", Clearance.OUO, caller=BOB, if_match="yesterday")
 
 
-async def test_another_revision_than_the_reviewed_one_is_not_approved(kit: Kit):
+async def test_a_newer_revision_than_the_reviewed_one_is_not_approved(kit: Kit):
     await kit.process(await kit.submit("dem"))
     await kit.process(await kit.submit("dem", content=b"newer"))
 
@@ -234,7 +234,7 @@ async def test_another_revision_than_the_reviewed_one_is_not_approved(kit: Kit):
     assert await kit.collection() is None
 
 
-async def test_the_submitter_may_not_approve_if_a_second_person_must(kit: Kit):
+async def test_the_submitter_may_not_approve_if_a_second_person_is_required(kit: Kit):
     await kit.process(await kit.submit("dem"))
 
     with pytest.raises(Conflict) as refused:

@@ -1,4 +1,4 @@
-"""Submissions: which answer each one gets, what it is refused for, and that a dry run creates nothing."""
+"""Submissions: their outcomes, the reasons for refusals, and dry runs, which create nothing."""
 
 import asyncio
 
@@ -28,10 +28,12 @@ async def counts(kit: Kit) -> dict[str, int]:
     return {name: (await kit.rows(f"SELECT count(*) AS n FROM dagapp.{name}"))[0]["n"] for name in TABLES}
 
 
-# The answers
+# Outcomes
 
 
-async def test_the_same_again_is_processing_then_completed_and_a_new_revision_by_force(kit: Kit):
+async def test_a_repeated_submission_is_already_processing_then_already_completed_and_with_force_a_new_revision(
+    kit: Kit,
+):
     first = await kit.submit()
     again = await kit.submit()
     assert (again.outcome, again.job_id, again.revision) == ("already_processing", first.job_id, 1)
@@ -54,7 +56,7 @@ async def test_the_same_again_is_processing_then_completed_and_a_new_revision_by
     ],
     ids=["source", "parameters", "workflow"],
 )
-async def test_another_source_or_other_parameters_make_a_new_revision(kit: Kit, change: dict):
+async def test_another_source_or_other_parameters_create_a_new_revision(kit: Kit, change: dict):
     first = await kit.submit()
     await kit.process(first)
 
@@ -71,7 +73,7 @@ async def test_parameters_that_are_defaults_or_null_change_nothing(kit: Kit):
     assert again.outcome == "already_processing"
 
 
-async def test_a_new_label_makes_a_version_once_the_one_before_is_resolved(kit: Kit):
+async def test_a_new_label_creates_a_version_once_the_previous_one_is_resolved(kit: Kit):
     first = await kit.submit(version_label="2023")
     with pytest.raises(Conflict) as refused:
         await kit.submit(version_label="2024")
@@ -94,7 +96,7 @@ async def test_identical_content_as_a_new_version_is_allowed_and_reported(kit: K
     assert (second.outcome, second.same_content_as) == ("new_version", 0)
 
 
-async def test_the_same_bytes_under_another_name_are_reported_when_they_have_been_read(kit: Kit):
+async def test_the_same_bytes_under_another_name_are_reported_after_they_have_been_read(kit: Kit):
     async def published(label: str, content_hash: str, content: bytes = b"pixels") -> AssetSubmissionResult:
         submitted = await kit.submit(version_label=label, blob=f"{label}.tif", content=content)
         await kit.write_documents("dem", submitted.version_ordinal, 1)
@@ -116,7 +118,7 @@ async def test_the_same_bytes_under_another_name_are_reported_when_they_have_bee
     assert (await kit.rows(status, second.request_id))[0]["same_content_as"] == 0
 
 
-async def test_a_superseded_job_is_cancelled_and_changes_nothing_any_more(kit: Kit):
+async def test_a_superseded_job_is_cancelled_and_no_longer_changes_the_asset(kit: Kit):
     first = await kit.submit()
 
     second = await kit.submit(content=b"other")
@@ -133,7 +135,7 @@ async def test_a_superseded_job_is_cancelled_and_changes_nothing_any_more(kit: K
 # The request id
 
 
-async def test_the_same_request_again_gets_the_same_answer(kit: Kit):
+async def test_a_repeated_request_gets_the_same_response(kit: Kit):
     await kit.publish(version_label="2023", blob="2023.tif")
     await kit.submit(version_label="2024", blob="2024.tif", content=b"2024")
     first = await kit.submit(version_label="2024", blob="2023.tif", request_id="r-1")
@@ -147,7 +149,7 @@ async def test_the_same_request_again_gets_the_same_answer(kit: Kit):
     assert await counts(kit) == before
 
 
-async def test_a_request_id_stands_for_one_submission(kit: Kit):
+async def test_a_request_id_cannot_be_used_for_another_submission(kit: Kit):
     await kit.submit(request_id="r-1")
 
     with pytest.raises(Conflict) as refused:
@@ -157,8 +159,8 @@ async def test_a_request_id_stands_for_one_submission(kit: Kit):
     assert (await counts(kit))["geospatial_assets"] == 1
 
 
-async def test_a_dry_run_reports_what_a_request_id_stands_for(kit: Kit):
-    """Without an id the same submission would be refused or be a new revision."""
+async def test_a_dry_run_reports_the_submission_that_already_has_the_request_id(kit: Kit):
+    """Without the id, the same submission would be refused or would become a new revision."""
     first = await kit.submit(request_id="r-1")
     before = await counts(kit)
 
@@ -184,7 +186,7 @@ async def test_requests_without_an_id_get_one(kit: Kit):
 # Platforms and references
 
 
-async def test_the_references_decide_asset_version_and_dataset(kit: Kit):
+async def test_the_references_determine_asset_version_and_dataset(kit: Kit):
     submitted = await kit.submit("floods", platform_id="ddh", platform_refs=DDH)
 
     asset = await kit.store.asset(submitted.asset_id)
@@ -197,8 +199,8 @@ async def test_the_references_decide_asset_version_and_dataset(kit: Kit):
 
 
 @pytest.mark.requirement("G4")
-async def test_a_number_among_the_references_is_its_digits(kit: Kit):
-    """ArcGIS counts the layers of an item."""
+async def test_a_number_as_a_reference_is_converted_to_text(kit: Kit):
+    """The layers of an item in ArcGIS are numbered."""
     source = {"platform_id": "arcgis", "caller": ADA}
     number = await kit.submit(platform_refs={"item_id": "3a5f", "layer_index": 0, "version": "1"}, **source)
     text = await kit.submit(platform_refs={"item_id": "3a5f", "layer_index": "0", "version": "1"}, **source)
@@ -208,7 +210,7 @@ async def test_a_number_among_the_references_is_its_digits(kit: Kit):
         await kit.submit(platform_refs={"item_id": "3a5f", "layer_index": True, "version": "1"}, **source)
 
 
-async def test_a_dataset_id_that_is_taken_gets_the_beginning_of_the_asset_id(kit: Kit):
+async def test_a_dataset_id_in_use_is_extended_by_the_beginning_of_the_asset_id(kit: Kit):
     await kit.submit("floods-r1")
 
     submitted = await kit.submit("x", platform_id="ddh", platform_refs=DDH)
@@ -229,7 +231,7 @@ async def test_references_without_ascii_letters_and_digits_name_the_dataset_afte
     assert [each.dataset_id for each in submitted] == [f"ddh-{each.asset_id[:8]}" for each in submitted]
 
 
-async def test_the_error_for_an_unknown_workflow_lists_those_that_make_assets(kit: Kit):
+async def test_the_error_for_an_unknown_workflow_lists_the_workflows_for_assets(kit: Kit):
     with pytest.raises(NotFound) as refused:
         await kit.submit(workflow_id="raster_ingst")
 
@@ -240,7 +242,7 @@ async def test_the_error_for_an_unknown_workflow_lists_those_that_make_assets(ki
     assert not {"hello_world", "unpublish", "external_export"} & set(known)
 
 
-async def test_a_collection_of_others_is_not_taken_over(kit: Kit):
+async def test_a_collection_of_another_program_is_not_overwritten(kit: Kit):
     await kit.execute("""SELECT pgstac.create_collection('{"id": "dem", "extent": {"spatial": {"bbox": [[0, 0, 1, 1]]},
         "temporal": {"interval": [[null, null]]}}}')""")
 
@@ -276,7 +278,7 @@ async def test_a_collection_of_others_is_not_taken_over(kit: Kit):
         ({"callback_url": "http://127.0.0.1/x"}, "submission.callback-url"),
     ],
 )
-async def test_a_request_that_does_not_fit_is_refused_and_creates_nothing(kit: Kit, change: dict, code: str):
+async def test_an_invalid_request_is_refused_and_creates_nothing(kit: Kit, change: dict, code: str):
     with pytest.raises(DagmasterError) as refused:
         await kit.submit(**change)
 
@@ -293,7 +295,7 @@ async def test_an_inactive_platform_may_not_submit(kit: Kit):
     assert refused.value.code == "platform.inactive"
 
 
-async def test_a_partner_submits_for_its_own_platform_only(kit: Kit):
+async def test_a_partner_may_submit_only_for_its_own_platform(kit: Kit):
     partner = Caller("hub", frozenset({Scope.B2B}), "ddh")
 
     with pytest.raises(NotAllowed) as refused:
@@ -305,7 +307,7 @@ async def test_a_partner_submits_for_its_own_platform_only(kit: Kit):
     assert event.actor == "hub"
 
 
-async def test_a_new_platform_is_a_row(kit: Kit):
+async def test_a_platform_can_be_added_and_used(kit: Kit):
     request = PlatformRequest(
         platform_id="ckan", display_name="CKAN", required_refs=["package", "edition"], version_ref="edition"
     )
@@ -339,7 +341,7 @@ async def test_a_new_platform_is_a_row(kit: Kit):
         {"required_refs": ["v"], "version_ref": "v"},
     ],
 )
-async def test_a_platform_that_identifies_nothing_is_refused(kit: Kit, change: dict):
+async def test_a_platform_whose_references_identify_no_asset_is_refused(kit: Kit, change: dict):
     given = {"platform_id": "hub", "display_name": "Hub", "required_refs": ["a"], **change}
 
     with pytest.raises(InvalidRequest) as refused:
@@ -351,7 +353,7 @@ async def test_a_platform_that_identifies_nothing_is_refused(kit: Kit, change: d
 # The source
 
 
-async def test_several_files_become_one_collection_and_are_pinned_together(kit: Kit):
+async def test_several_files_become_one_collection_and_a_change_of_one_creates_a_revision(kit: Kit):
     for name in ("a.tif", "b.tif"):
         kit.put(name, name.encode())
     request = AssetSubmissionRequest(
@@ -394,7 +396,7 @@ async def test_a_dry_run_reports_what_would_happen_and_creates_nothing(kit: Kit)
     assert set((await counts(kit)).values()) == {0}
 
 
-async def test_a_dry_run_names_the_refusal(kit: Kit):
+async def test_a_dry_run_reports_why_the_submission_would_be_refused(kit: Kit):
     await kit.submit(version_label="2023")
     before = await counts(kit)
 
@@ -405,7 +407,7 @@ async def test_a_dry_run_names_the_refusal(kit: Kit):
     assert await counts(kit) == before
 
 
-async def test_a_dry_run_estimates_from_past_runs_scaled_by_the_source(kit: Kit):
+async def test_a_dry_run_estimates_the_time_from_past_runs_and_the_size_of_the_source(kit: Kit):
     past = await kit.submit("past", content=b"x" * 1000)
     await kit.process(past, tiles=4)
     await kit.execute(

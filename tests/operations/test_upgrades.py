@@ -1,4 +1,4 @@
-"""An upgrade from a release without assets: what is adopted, under which labels, and what is left."""
+"""An upgrade from a release without assets: which datasets are adopted, with which labels, and which are not."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from dagmaster.storage import open_storage
 from tests.cli.processes import call
 from tests.engine.test_raster_jobs import scene
 from tests.operations.kit import Kit, collection, item
-from tests.operations.test_adoption import adopted, as_before, published
+from tests.operations.test_adoption import adopted, as_stored_before, published
 
 pytestmark = pytest.mark.requirement("A2", "A3")
 
@@ -30,11 +30,11 @@ GRID = tms.get("WebMercatorQuad")
 async def published_with_labels(kit: Kit, *labels: str) -> None:
     """A dataset of an earlier release with a version for each label."""
     newest = collection("dem", len(labels) - 1, 1, is_tiled=False)
-    await kit.execute("SELECT pgstac.create_collection(%s::jsonb)", as_before(newest))
+    await kit.execute("SELECT pgstac.create_collection(%s::jsonb)", as_stored_before(newest))
     for ordinal, label in enumerate(labels):
         document = item("dem", ordinal, 1)
         document["properties"]["version"] = label
-        await kit.execute("SELECT pgstac.create_item(%s::jsonb)", as_before(document))
+        await kit.execute("SELECT pgstac.create_item(%s::jsonb)", as_stored_before(document))
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ async def published_with_labels(kit: Kit, *labels: str) -> None:
     [
         (("2023", "2024"), ["2023", "2024"]),
         (("2023", "2023"), ["0", "1"]),
-        (("1", "2024"), ["0", "2024"]),  # "1" is what version 1 would be called without a label
+        (("1", "2024"), ["0", "2024"]),  # "1" is the label that version 1 would get if it had none
     ],
     ids=["unique", "not unique", "like an ordinal"],
 )
-async def test_versions_keep_their_labels_if_these_tell_them_apart(
+async def test_adopted_versions_keep_their_labels_if_they_are_unique(
     kit: Kit, labels: tuple[str, ...], adopted_labels: list[str]
 ):
     await published_with_labels(kit, *labels)
@@ -64,8 +64,10 @@ async def test_collections_that_cannot_be_adopted_are_reported(kit: Kit):
     await published(kit, "good")
     without_revision = item("bad", 0, 1)
     del without_revision["properties"]["dagmaster:revision"]
-    await kit.execute("SELECT pgstac.create_collection(%s::jsonb)", as_before(collection("bad", 0, 1, is_tiled=False)))
-    await kit.execute("SELECT pgstac.create_item(%s::jsonb)", as_before(without_revision))
+    await kit.execute(
+        "SELECT pgstac.create_collection(%s::jsonb)", as_stored_before(collection("bad", 0, 1, is_tiled=False))
+    )
+    await kit.execute("SELECT pgstac.create_item(%s::jsonb)", as_stored_before(without_revision))
     other = collection("other", 0, 1, is_tiled=False)
     del other["dagmaster:version_ordinal"]
     await kit.execute("SELECT pgstac.create_collection(%s::jsonb)", json.dumps(other))
@@ -79,7 +81,7 @@ async def test_collections_that_cannot_be_adopted_are_reported(kit: Kit):
     assert "good is not served" not in migrated.stdout
 
 
-async def test_a_deployment_adopts_too(kit: Kit):
+async def test_a_deployment_also_adopts_datasets(kit: Kit):
     await published(kit)
 
     await asyncio.to_thread(deploy_schema, kit.dsn, has_catalog=True)
@@ -96,7 +98,7 @@ def test_without_a_catalogue_there_is_nothing_to_adopt(database: str):
 
 @pytest.fixture
 def before(tmp_path: Path) -> Path:
-    """The source of the release before assets."""
+    """The source code of the last release without assets."""
     archive = subprocess.run(["git", "archive", BEFORE, "src"], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         pytest.skip(f"a shallow clone: it does not have {BEFORE}")
@@ -107,7 +109,7 @@ def before(tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(120)
-def test_what_the_release_before_processed_stays_on_the_map_and_is_processed_again(
+def test_a_dataset_of_the_previous_release_is_still_served_and_can_be_processed_again(
     empty_database: str, before: Path, tmp_path: Path
 ):
     file = scene(tmp_path / "valley.tif", 512, 512)

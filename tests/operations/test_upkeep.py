@@ -1,4 +1,4 @@
-"""Data that is not needed is purged, what is served never is; reviewers are notified; old history is deleted."""
+"""Data that is no longer needed is purged, but never served data; reviewers are notified; old history is deleted."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ async def upkeep(kit: Kit) -> AsyncIterator[AssetUpkeep]:
 
 
 async def submitted(kit: Kit, **options: Any) -> Any:
-    """Submitted and processed, with objects of its revision in storage."""
+    """Submit and process a dataset, with objects of its revision in storage."""
     result = await kit.submit("dem", **options)
     await kit.process(result)
     edition = Edition("dem", result.version_ordinal, result.revision)
@@ -60,7 +60,7 @@ async def age(kit: Kit, days: int) -> None:
         "asset_events": ("created_at",),
     }.items():
         changes = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
-        await kit.execute(f"ALTER TABLE dagapp.{table} DISABLE TRIGGER ALL")  # rows of the history never change
+        await kit.execute(f"ALTER TABLE dagapp.{table} DISABLE TRIGGER ALL")  # triggers forbid changes of the history
         await kit.execute(f"UPDATE dagapp.{table} SET {changes}")
         await kit.execute(f"ALTER TABLE dagapp.{table} ENABLE TRIGGER ALL")
 
@@ -70,13 +70,15 @@ async def kept(kit: Kit) -> set[tuple[int, int]]:
     return {(row["version_ordinal"], row["revision"]) for row in rows}
 
 
-async def test_a_superseded_revision_is_purged_after_its_time_and_the_served_one_never(kit: Kit, upkeep: AssetUpkeep):
+async def test_a_superseded_revision_is_purged_after_its_retention_time_and_a_served_one_never(
+    kit: Kit, upkeep: AssetUpkeep
+):
     await submitted(kit)
     await approve(kit.store, "dem", 0, caller=BOB, clearance=Clearance.OUO)
     await submitted(kit, content=b"second")
     await age(kit, 60)
 
-    await upkeep.purge()  # revision 1 is served, although a newer one exists and all is old
+    await upkeep.purge()  # revision 1 is served, although there is a newer one and all times are in the past
     assert (await kept(kit), objects(kit, 0, 1)) == ({(0, 1), (0, 2)}, 2)
 
     await approve(kit.store, "dem", 0, caller=BOB)
@@ -98,7 +100,7 @@ async def test_a_superseded_revision_is_purged_after_its_time_and_the_served_one
     assert (newest.action, newest.revision, newest.actor, newest.detail) == ("purged", 1, "dagmaster", {"objects": 3})
 
 
-async def test_a_rejected_version_is_purged_and_can_then_not_be_approved(kit: Kit, upkeep: AssetUpkeep):
+async def test_a_rejected_version_is_purged_and_cannot_be_approved_afterwards(kit: Kit, upkeep: AssetUpkeep):
     await submitted(kit)
     await reject(kit.store, "dem", 0, caller=BOB, reason="blurred")
     await age(kit, 31)
@@ -114,7 +116,7 @@ async def test_a_rejected_version_is_purged_and_can_then_not_be_approved(kit: Ki
     assert (again.revision, await kit.items()) == (2, {"dem-v0": (0, 2)})
 
 
-async def test_a_deleted_version_is_purged_and_an_unpublished_or_waiting_one_is_not(kit: Kit, upkeep: AssetUpkeep):
+async def test_a_deleted_version_is_purged_and_an_unpublished_or_unreviewed_one_is_not(kit: Kit, upkeep: AssetUpkeep):
     for label in ("a", "b", "c"):
         await submitted(kit, version_label=label, content=label.encode())
         if label != "c":
@@ -128,7 +130,7 @@ async def test_a_deleted_version_is_purged_and_an_unpublished_or_waiting_one_is_
     assert await kept(kit) == {(1, 1), (2, 1)}
 
 
-async def test_the_collection_of_a_deleted_asset_goes_with_its_last_revision_and_may_come_back(
+async def test_the_collection_of_a_deleted_asset_is_removed_with_its_last_revision_and_can_be_created_again(
     kit: Kit, upkeep: AssetUpkeep
 ):
     async def run_once() -> None:
@@ -144,7 +146,7 @@ async def test_the_collection_of_a_deleted_asset_goes_with_its_last_revision_and
     await age(kit, 31)
     await run_once()
 
-    assert before is not None, "the data is kept for a while"
+    assert before is not None, "the data is kept until its retention time is over"
     assert await kit.collection() is None
     await run_once()
     await kit.publish("dem", content=b"again", version_label="again", clearance="ouo")
@@ -200,7 +202,7 @@ def _folder(kit: Kit) -> str:
     return kit.storage.gdal_path(blob).split("/silver/")[0]
 
 
-async def test_reviewers_are_notified_once_of_each_version_that_waits(kit: Kit, upkeep: AssetUpkeep):
+async def test_reviewers_are_notified_once_of_each_version_to_review(kit: Kit, upkeep: AssetUpkeep):
     posts: list[Any] = []
 
     async def post(url: str, content: Any, *, allow_private: bool) -> None:
@@ -220,7 +222,7 @@ async def test_reviewers_are_notified_once_of_each_version_that_waits(kit: Kit, 
     assert announced == [("dem", 1), ("dem", 2)]
 
 
-async def test_a_webhook_that_does_not_answer_is_called_again(kit: Kit, upkeep: AssetUpkeep):
+async def test_a_webhook_that_does_not_respond_is_called_again(kit: Kit, upkeep: AssetUpkeep):
     answers = [False, True]
     posts: list[Any] = []
 
@@ -240,7 +242,9 @@ async def test_a_webhook_that_does_not_answer_is_called_again(kit: Kit, upkeep: 
     assert posts[0] == posts[1]
 
 
-async def test_a_revision_that_was_superseded_or_reviewed_meanwhile_is_not_announced(kit: Kit, upkeep: AssetUpkeep):
+async def test_reviewers_are_not_notified_of_a_revision_that_is_already_superseded_or_reviewed(
+    kit: Kit, upkeep: AssetUpkeep
+):
     posts: list[Any] = []
 
     async def post(_url: str, content: Any, **_options: Any) -> None:
@@ -256,7 +260,9 @@ async def test_a_revision_that_was_superseded_or_reviewed_meanwhile_is_not_annou
     assert posts == []
 
 
-async def test_history_has_its_own_retention_and_keeps_the_etag(kit: Kit, upkeep: AssetUpkeep):
+async def test_old_history_is_deleted_after_its_own_retention_and_the_etag_stays_the_same(
+    kit: Kit, upkeep: AssetUpkeep
+):
     await kit.publish("dem")
     before = await kit.store.asset("dem")
     await age(kit, 366)

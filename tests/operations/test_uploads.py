@@ -44,7 +44,7 @@ async def pieces(data: bytes, size: int = 10_000, *, break_after: int | None = N
 
 
 async def sent(uploads: UploadOperations, upload: UploadInfo, data: bytes = DATA) -> UploadInfo:
-    """All bytes that are missing, in one request."""
+    """Send all missing bytes in one request."""
     now = await uploads.get(upload.upload_id, ADA)
     if now.is_finished:
         return now
@@ -62,8 +62,8 @@ def stored(folder: Path, name: str = "scene.tif") -> Path:
     return folder / "bronze/bronze/local" / name
 
 
-async def test_requests_that_begin_the_same_upload_at_the_same_moment_get_the_same_one(database, tmp_path):
-    """As a client that repeats a request, because it has not got the response of the first one yet."""
+async def test_simultaneous_requests_for_the_same_upload_get_the_same_one(database, tmp_path):
+    """A client may repeat a request before it has received the response to the first one."""
     async with opened(database, tmp_path) as uploads, opened(database, tmp_path) as others:
         for number in range(10):
             same = request(f"{number}.tif")
@@ -71,7 +71,7 @@ async def test_requests_that_begin_the_same_upload_at_the_same_moment_get_the_sa
             assert len({upload.upload_id for upload in begun}) == 1
 
 
-async def test_any_sequence_of_parts_losses_and_processes_gives_the_same_bytes(database, tmp_path):
+async def test_any_sequence_of_parts_failures_and_processes_gives_the_same_bytes(database, tmp_path):
     async with opened(database, tmp_path) as first, opened(database, tmp_path) as second:
         for seed in range(25):
             chance = random.Random(seed)
@@ -136,8 +136,8 @@ def test_a_process_that_dies_at_a_commit_leaves_an_upload_that_can_be_continued(
             folder = tmp_path / f"{commit}-{visit}"
             asyncio.run(_emptied(database))
             assert _die(database, folder, f"{commit}:{visit}"), (commit, visit)
-            asyncio.run(_whole(database, folder))  # the same again
-            asyncio.run(_whole(database, folder))  # and once more
+            asyncio.run(_whole(database, folder))  # the file is uploaded again
+            asyncio.run(_whole(database, folder))  # and a third time
             assert stored(folder).read_bytes() == DATA
             assert asyncio.run(rows()) == [(1, 1), (1, 0)]
             assert [path.name for path in (folder / "bronze/bronze/local").iterdir()] == ["scene.tif"]
@@ -151,7 +151,7 @@ async def _emptied(dsn: str) -> None:
     await kit.execute("DELETE FROM dagapp.asset_events")
 
 
-def test_a_process_that_is_killed_between_two_pieces_loses_at_most_what_was_not_written(database, tmp_path):
+def test_a_process_that_is_killed_between_two_pieces_loses_only_unwritten_bytes(database, tmp_path):
     size = 3 * 1024 * 1024
 
     async def slowly(dsn: str) -> None:
@@ -182,7 +182,7 @@ def test_a_process_that_is_killed_between_two_pieces_loses_at_most_what_was_not_
     assert finished.sha256 == hashlib.sha256(b"a" * size).hexdigest()
 
 
-async def test_of_many_writers_at_once_one_at_a_time_succeeds(database, tmp_path):
+async def test_only_one_of_many_simultaneous_writers_succeeds(database, tmp_path):
     async with opened(database, tmp_path) as first, opened(database, tmp_path) as second:
         upload = await first.begin(request(), ADA)
         results = await asyncio.gather(
@@ -200,7 +200,7 @@ async def test_of_many_writers_at_once_one_at_a_time_succeeds(database, tmp_path
     assert stored(tmp_path).read_bytes() == DATA
 
 
-async def test_if_all_bytes_are_there_the_next_request_finishes_the_upload(database, tmp_path, monkeypatch):
+async def test_if_all_bytes_have_arrived_the_next_request_finishes_the_upload(database, tmp_path, monkeypatch):
     async with opened(database, tmp_path) as uploads:
         upload = await uploads.begin(request(), ADA)
         with monkeypatch.context() as patched:
@@ -218,7 +218,7 @@ async def _fails(*_arguments: object) -> None:
     raise RuntimeError("the process died here")
 
 
-async def test_uploads_without_new_bytes_expire_and_others_stay(database, tmp_path):
+async def test_uploads_without_new_bytes_expire_and_others_are_kept(database, tmp_path):
     settings = Settings(storage_folder=tmp_path)
     upkeep = upkeep_of(settings, database)
     try:
@@ -275,7 +275,7 @@ async def test_an_upload_that_is_cancelled_before_a_request_locked_it_is_not_wri
         upload = await uploads.begin(request(), ADA)
 
         async def cancelled_first() -> AsyncIterator[bytes]:
-            assert await uploads.store.remove(upload.upload_id)  # as another process would, before it locks
+            assert await uploads.store.remove(upload.upload_id)  # like another process, before this one has the lock
             yield DATA
 
         with pytest.raises(NotFound):
@@ -285,7 +285,7 @@ async def test_an_upload_that_is_cancelled_before_a_request_locked_it_is_not_wri
     assert list((tmp_path / "bronze/.uploads").iterdir()) == []
 
 
-async def test_a_damaged_file_frees_its_name(database, tmp_path):
+async def test_the_name_of_a_damaged_upload_can_be_used_again(database, tmp_path):
     async with opened(database, tmp_path) as uploads:
         upload = await uploads.begin(request(sha256="0" * 64), ADA)
         with pytest.raises(UnfitData, match="SHA-256"):
@@ -295,7 +295,7 @@ async def test_a_damaged_file_frees_its_name(database, tmp_path):
     assert again.is_finished
 
 
-async def test_a_partner_does_not_see_who_of_the_installation_uploaded_for_it(database, tmp_path):
+async def test_a_partner_does_not_see_which_user_of_the_installation_uploaded_for_it(database, tmp_path):
     hub = Caller("hub", frozenset({Scope.B2B}), "ddh")
     async with opened(database, tmp_path) as uploads:
         by_staff = await uploads.begin(request("a.tif", platform_id="ddh"), ADA)

@@ -1,4 +1,4 @@
-"""`verify-storage`: what the database names, compared with the objects of folders, of Azure and of S3."""
+"""`verify-storage` compares the objects that the database names with those in folders, in Azure and in S3."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ JOB = UUID("01890000-0000-7000-8000-0000000000aa")
 
 
 async def published(kit: Kit, dataset: str, *, clearance: str | None = "ouo") -> None:
-    """Three tiles of 10 kB and a mosaic, processed and approved; not approved without a clearance."""
+    """A dataset of three tiles of 10 kB and a mosaic: processed, and approved if a clearance is given."""
     submitted = await processed(kit, dataset)
     await kit.execute(
         "UPDATE dagapp.stac_documents SET content = jsonb_set(content, '{assets,data,file:size}', '10000') "
@@ -50,7 +50,7 @@ def at(kit: Kit, dataset: str, name: str, zone: Zone = Zone.SILVER) -> Location:
 
 
 def about(report: StorageReport, dataset: str) -> set[tuple[str, str, bool]]:
-    """Code, name and whether it is served, of the findings that concern a dataset."""
+    """The findings about a dataset: code, name of the object, and whether it is served."""
     named = [each for each in report.findings if dataset in f"{each.path} {each.dataset_id}"]
     return {
         (each.code.value, (each.path or each.document_id or "").rpartition("/")[2], each.is_served) for each in named
@@ -66,7 +66,7 @@ async def any_kit(request, catalog_database: str, tmp_path: Path) -> AsyncIterat
         yield kit
 
 
-async def test_missing_damaged_and_unnamed_objects_are_found_in_every_store(any_kit: Kit) -> None:
+async def test_missing_damaged_and_unreferenced_objects_are_reported_for_every_store(any_kit: Kit) -> None:
     kit, dataset = any_kit, f"verified-{uuid4().hex[:8]}"
     await published(kit, dataset)
     clean = await verify_storage(kit.dsn, kit.storage, reads_content=True, least_age=NOW)
@@ -100,7 +100,7 @@ async def test_missing_damaged_and_unnamed_objects_are_found_in_every_store(any_
     assert missing.message.endswith("(served) names it")
 
 
-async def test_what_is_not_served_is_reported_and_does_not_count_as_served(kit: Kit) -> None:
+async def test_missing_objects_of_unserved_revisions_are_reported_and_not_counted_as_served(kit: Kit) -> None:
     await published(kit, "draft", clearance=None)
     kit.storage.delete(at(kit, "draft", "x-t0.tif"))
     kit.storage.delete(kit.storage.location("draft.tif"))
@@ -113,7 +113,7 @@ async def test_what_is_not_served_is_reported_and_does_not_count_as_served(kit: 
     assert {each.kind for each in report.findings} == {"document", "source"}
 
 
-async def test_objects_of_running_jobs_and_young_ones_are_not_reported(kit: Kit) -> None:
+async def test_new_objects_and_objects_of_running_jobs_are_not_reported(kit: Kit) -> None:
     submitted = await kit.submit("running")
     kit.storage.put(at(kit, "running", "x.tif"), b"x")
     kit.storage.put(kit.storage.location(f"{submitted.job_id}/part.tif", zone=Zone.SILVER), b"x")
@@ -134,7 +134,7 @@ async def test_objects_of_running_jobs_and_young_ones_are_not_reported(kit: Kit)
     assert "1 day old" in grown.findings[0].message
 
 
-async def test_public_copies_are_those_of_their_manifest(kit: Kit) -> None:
+async def test_external_copies_are_compared_with_their_manifest(kit: Kit) -> None:
     await published(kit, "dem", clearance="public")
     outside = [at(kit, "dem", name, Zone.EXTERNAL) for name in ("x-t0.tif", "x-t1.tif")]
     for location in outside:
@@ -182,12 +182,12 @@ async def test_a_catalogue_that_differs_from_the_documents_is_reported(kit: Kit)
         "'dem' version 0, revision 1, item 'dem-v0-t0': the catalogue does not have the item",
         "'dem' version 0, revision 1, item 'dem-v0-t1': the item in the catalogue names other files",
         "'scene' version 0, revision 1: the revision has no documents",
-        *(f"'scene', item 'scene-v0-t{number}': the item is of no published revision" for number in range(3)),
+        *(f"'scene', item 'scene-v0-t{number}': the item belongs to no published revision" for number in range(3)),
     }
     assert report.served == 6
 
 
-async def test_uploads_that_nobody_will_finish_are_reported(kit: Kit) -> None:
+async def test_expired_uploads_are_reported(kit: Kit) -> None:
     writer = kit.storage.uploads.open(uuid4())
     writer.write(b"half")
     writer.close()
@@ -221,7 +221,7 @@ async def test_more_findings_than_the_limit_are_counted(kit: Kit) -> None:
     assert report.findings[1].path == "bronze/unused-2.tif", "the largest first"
 
 
-async def test_an_object_that_appears_or_goes_during_the_run_is_not_reported(kit: Kit, monkeypatch) -> None:
+async def test_an_object_that_is_written_or_deleted_during_the_run_is_not_reported(kit: Kit, monkeypatch) -> None:
     await published(kit, "dem")
     kit.storage.put(kit.storage.location("unused.tif"), b"x")
     listed = {zone: list(kit.storage.list(folder_of(kit, zone))) for zone in Zone}
@@ -239,7 +239,7 @@ def folder_of(kit: Kit, zone: Zone) -> Folder:
     return Folder(zone, kit.storage.containers[zone])
 
 
-async def test_named_objects_in_other_containers_are_looked_up(kit: Kit) -> None:
+async def test_referenced_objects_in_other_containers_are_checked(kit: Kit) -> None:
     await published(kit, "dem")
     await kit.execute(
         "UPDATE dagapp.asset_revisions SET source = %s, source_size = 5",
@@ -279,7 +279,7 @@ async def test_the_command_exits_with_1_if_something_served_is_missing(kit: Kit,
 
 
 @pytest.mark.requirement("D1")
-def test_every_statement_fits_the_deployed_schema(cluster, catalog_template) -> None:
+def test_every_statement_can_be_prepared_in_the_deployed_schema(cluster, catalog_template) -> None:
     names = [name for name in all_queries() if name.startswith("storage_")]
     with psycopg.connect(cluster.dsn_of(catalog_template), autocommit=True) as connection:
         connection.execute(_tables())
@@ -306,5 +306,5 @@ def test_every_statement_fits_the_deployed_schema(cluster, catalog_template) -> 
         ("other/dem/v0/r1/x.tif", (None, None)),
     ],
 )
-def test_the_edition_of_an_object_is_in_its_name(blob, expected) -> None:
+def test_the_edition_of_an_object_is_read_from_its_name(blob, expected) -> None:
     assert edition_named(blob) == expected

@@ -1,4 +1,4 @@
-"""Clean environments that have exactly what some extras of the wheel declare, without a network."""
+"""Clean environments that contain exactly the dependencies of given extras of the wheel, created without a network."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def declared(wheel: Path) -> list[Requirement]:
 def environment(folder: Path, wheel: Path, *extras: str) -> Path:
     """A virtual environment with the wheel and its dependencies; returns its Python.
 
-    Dependencies are links to what is installed here. Nothing else of this environment can be imported.
+    Dependencies are links to the installed ones. Nothing else of this environment can be imported.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=60)
     (site,) = folder.glob("lib/python*/site-packages")
@@ -69,7 +69,7 @@ def closure(requirements: Iterable[Requirement], extras: Iterable[str]) -> set[s
 
 
 def _entries(name: str) -> set[Path]:
-    """What a distribution has in site-packages, by its first path segment."""
+    """The files and folders of a distribution in site-packages, by their first path segment."""
     site = Path(sysconfig.get_path("purelib"))
     parts = {file.parts[0] for file in metadata.files(name) or ()}
     return {site / part for part in parts if part not in {"..", "__pycache__", ""} and (site / part).exists()}

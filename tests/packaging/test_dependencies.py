@@ -1,4 +1,4 @@
-"""What the code imports is what pyproject.toml declares, for the base installation and for each extra."""
+"""The code imports exactly the libraries that pyproject.toml declares, for the base installation and each extra."""
 
 import ast
 import re
@@ -19,7 +19,7 @@ from tests.packaging.environments import ROOT, closure
 SOURCE = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
-# The packages that each extra is for. They may use all others that its dependencies allow.
+# The packages of this project that each extra is for. They may import other packages if its dependencies allow it.
 ROOTS = {
     "orchestrator": (
         *("orchestrator", "transports", "operations", "commands", "database", "api", "web", "ui", "local", "doctor"),
@@ -29,7 +29,7 @@ ROOTS = {
     "serving": ("serving",),
     "gateway": ("gateway", "web"),
 }
-# What the client and the command line use of other packages, and which of their modules needs an extra.
+# The packages and modules that the client and the command line use, and the module of them that needs an extra.
 CLIENT = ("client", "cli", "access", "jobs", "assets", "callbacks", "library", "workflows", "observe")
 CLIENT_MODULES = ("dagmaster.handlers.registry", "dagmaster.doctor.machine", "dagmaster.local.discovery")
 DIRECT = SOURCE / "dagmaster" / "cli" / "direct_schema.py"
@@ -48,7 +48,7 @@ OPTIONAL = {
     "otel": {SOURCE / "dagmaster/observe/traces.py"},
     "dask": {SOURCE / "dagmaster/worker/executors" / name for name in ("dask.py", "dask_agent.py")},
 }
-# Distributions that share a package for imports, by what is below it.
+# Distributions that share a namespace package, by the module below it.
 SHARED = {
     "opentelemetry.sdk": "opentelemetry-sdk",
     "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
@@ -123,7 +123,7 @@ def third_party(files: set[Path], *, at_start_only: bool = False, follows: bool 
 
 
 def distributions_of(module: str) -> set[str]:
-    """Those that may contain a module."""
+    """The distributions that may contain a module."""
     for beginning, name in SHARED.items():
         if f"{module}.".startswith(f"{beginning}."):
             return {name}
@@ -148,7 +148,7 @@ def test_the_client_and_the_command_line_need_no_extra():
     assert undeclared(third_party(client_files(), at_start_only=True, follows=True), None) == {}
 
 
-def test_the_base_installation_declares_nothing_that_the_client_and_the_command_line_do_not_use():
+def test_the_base_installation_declares_no_unused_libraries():
     assert names(PROJECT["dependencies"]) - third_party(client_files()).keys() <= {
         "annotated-types",
         "pydantic-settings",
@@ -156,15 +156,15 @@ def test_the_base_installation_declares_nothing_that_the_client_and_the_command_
     assert names(PROJECT["dependencies"]) - third_party(client_files(), follows=True).keys() == set()
 
 
-def test_what_a_command_imports_later_belongs_to_an_extra():
+def test_libraries_that_a_command_imports_later_belong_to_an_extra():
     everything = set().union(*(declared(extra) for extra in EXTRAS))
 
     assert third_party(files_of(*CLIENT)).keys() - everything == set()
 
 
 @pytest.mark.parametrize("extra", ROOTS)
-def test_an_extra_declares_what_its_packages_import(extra):
-    """Modules of other packages that they import at their start count too."""
+def test_an_extra_declares_all_libraries_that_its_packages_import(extra):
+    """This includes the imports of other packages that they import when they are loaded."""
     files = files_of(*ROOTS[extra]) - set().union(*OPTIONAL.values())
     needed = third_party(files, follows=True, at_start_only=True) | third_party(files)
 
@@ -172,7 +172,7 @@ def test_an_extra_declares_what_its_packages_import(extra):
 
 
 @pytest.mark.parametrize("extra", sorted(OPTIONAL))
-def test_an_extra_for_some_modules_declares_what_they_import(extra):
+def test_an_extra_for_some_modules_declares_exactly_the_libraries_that_they_import(extra):
     needed = third_party(OPTIONAL[extra])
 
     assert undeclared(needed, extra) == {}
@@ -180,9 +180,9 @@ def test_an_extra_for_some_modules_declares_what_they_import(extra):
 
 
 @pytest.mark.parametrize("extra", ROOTS)
-def test_an_extra_declares_nothing_that_is_not_used(extra):
+def test_an_extra_declares_no_unused_libraries(extra):
     used = third_party(files_of(*ROOTS[extra], *(["storage"] if extra == "serving" else [])), follows=True).keys()
-    # Its files are served, and its module is not imported.
+    # Only its files are served; its module is not imported.
     as_files = {"fastapi-offline"} if extra == "orchestrator" else set()
 
     assert names(EXTRAS[extra]) - used - as_files == set()
@@ -203,7 +203,7 @@ def test_a_library_has_the_same_bounds_in_every_extra():
     assert {name: lines for name, lines in bounds.items() if len(lines) > 1} == {}
 
 
-def test_the_extra_all_has_every_other_extra():
+def test_the_extra_all_includes_every_other_extra():
     (everything,) = map(Requirement, EXTRAS["all"])
 
     assert everything.name == PROJECT["name"]
@@ -211,7 +211,7 @@ def test_the_extra_all_has_every_other_extra():
 
 
 @pytest.mark.parametrize("name", ["base", "dev"])
-def test_the_lock_has_every_declared_package_in_a_version_that_is_allowed(name):
+def test_the_lock_file_has_every_declared_library_in_an_allowed_version(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
     locked = re.findall(r"^([\w.-]+)(?:\[[\w,]+\])?==(\S+)", text, re.MULTILINE)
     required = [Requirement(line) for lines in [PROJECT["dependencies"], *EXTRAS.values()] for line in lines]
@@ -227,7 +227,7 @@ def test_the_lock_has_every_declared_package_in_a_version_that_is_allowed(name):
 
 
 @pytest.mark.parametrize("role", ROOTS)
-def test_the_lock_of_a_role_is_what_its_extra_needs_in_the_versions_of_the_whole_lock(role):
+def test_the_lock_file_of_a_role_has_all_its_libraries_in_the_versions_of_the_base(role):
     everything, locked = locked_in("base"), locked_in(role)
     required = [Requirement(line) for line in PROJECT["dependencies"] + EXTRAS[role]]
 
@@ -242,7 +242,7 @@ def locked_in(name: str) -> set[str]:
     return {f"{canonicalize_name(package)}=={version}" for package, version in lines}
 
 
-# Modules that their libraries describe in their documentation. Top-level packages are taken to be described.
+# Modules that are documented by their libraries. Top-level packages are assumed to be documented.
 DOCUMENTED = {
     *("alembic.autogenerate", "alembic.ddl.base", "alembic.runtime.migration"),
     *("botocore.config", "botocore.exceptions", "botocore.session"),
@@ -285,11 +285,11 @@ def test_a_library_whose_undocumented_modules_are_imported_has_an_upper_bound():
     unbounded = {canonicalize_name(each.name) for each in required if not has_upper_bound(each)}
 
     assert {name: modules for name, modules in needed.items() if name in unbounded or name not in bounded} == {}
-    # h11 is imported whole, but must be the one that uvicorn's protocol uses.
+    # Only the top level of h11 is imported, but its version must be the one that uvicorn's protocol uses.
     assert {"rasterio", "uvicorn", "h11", "jinja2", "rio-tiler", "psycopg", "fastapi"} <= bounded
 
 
-def test_an_import_of_an_undocumented_module_is_noticed(tmp_path):
+def test_an_import_of_an_undocumented_module_is_detected(tmp_path):
     file = tmp_path / "x.py"
     file.write_text(
         "from uvicorn.protocols.http.h11_impl import H11Protocol\n"
@@ -311,7 +311,7 @@ def test_an_import_of_an_undocumented_module_is_noticed(tmp_path):
         ("attrs", "serving"),
     ],
 )
-def test_a_missing_module_names_its_extra(module, extra, monkeypatch):
+def test_the_error_for_a_missing_module_names_its_extra(module, extra, monkeypatch):
     lines = [f"{line} ; extra == '{name}'" for name, lines in EXTRAS.items() for line in lines]
     monkeypatch.setattr("dagmaster.extras.metadata.requires", lambda _: [*PROJECT["dependencies"], *lines])
     error = missing_extra(ModuleNotFoundError(f"No module named '{module}'", name=module))
@@ -341,5 +341,5 @@ def test_the_preferred_extra_is_named_if_it_has_the_module(module, preferred, ex
 
 
 @pytest.mark.parametrize("module", ["dagmaster.nothing", "click", "geopandas", None])
-def test_other_missing_modules_remain_what_they_are(module):
+def test_errors_for_other_missing_modules_are_not_changed(module):
     assert missing_extra(ModuleNotFoundError("x", name=module)) is None

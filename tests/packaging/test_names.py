@@ -1,4 +1,4 @@
-"""A name has one meaning in the whole source."""
+"""Class names are unique in the whole source."""
 
 import ast
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections import defaultdict
 from tests.packaging.environments import ROOT
 
 
-def test_each_class_name_exists_once():
+def test_each_class_name_is_unique():
     modules: defaultdict[str, list[str]] = defaultdict(list)
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The wheel in clean environments: the base installation works, and what needs an extra says which one."""
+"""The wheel in clean environments: the base installation works, and errors name the extra that is missing."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def raster(tmp_path: Path) -> Path:
     return path
 
 
-# Packages that are imported without their extra only.
+# Packages that need another extra, and are tested separately.
 SPECIAL = (
     *("handlers.", "raster", "stac", "storage.objects", "storage.azure", "storage.s3", "serving"),
     "worker.executors.dask",
@@ -118,7 +118,7 @@ def test_the_base_installation_has_the_typed_client(base):
     assert (Path(finished.stdout.strip()).parent / "py.typed").is_file()
 
 
-def test_an_orchestrator_is_installed_without_gdal_and_all_its_modules_can_be_imported(orchestrator):
+def test_all_modules_of_an_orchestrator_can_be_imported_without_gdal(orchestrator):
     assert "ModuleNotFoundError" in orchestrator.run("-c", "import rasterio").stderr
     assert "ModuleNotFoundError" in orchestrator.run("-c", "import numpy").stderr
 
@@ -142,7 +142,7 @@ def test_an_orchestrator_is_installed_without_gdal_and_all_its_modules_can_be_im
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )
-def test_a_command_that_needs_an_extra_names_it(base, raster, command, extra):
+def test_the_error_of_a_command_that_needs_an_extra_names_it(base, raster, command, extra):
     arguments = [argument.format(raster=raster) for argument in command]
     database = "postgresql://nobody@127.0.0.1:1/none"
 
@@ -160,14 +160,14 @@ def test_a_command_that_needs_an_extra_names_it(base, raster, command, extra):
     assert error["hint"] == f"pip install 'dagmaster[{extra}]'"
 
 
-def test_a_container_without_the_extra_of_its_role_names_it(base):
+def test_the_error_of_a_role_without_its_extra_names_it(base):
     finished = base.dagmaster(RUN_MODE="worker", DATABASE_URL="postgresql://nobody@127.0.0.1:1/none")
 
     assert finished.returncode == 2
     assert "hint: pip install 'dagmaster[worker]'" in finished.stderr
 
 
-def test_the_client_alone_validates_a_workflow_and_checks_the_machine(base, tmp_path):
+def test_the_base_installation_can_validate_workflows_and_run_the_doctor(base, tmp_path):
     workflow = tmp_path / "one.yaml"
     workflow.write_text("workflow_id: one\nname: One\nversion: 1\nnodes:\n  begin: {type: start, next: nothing}\n")
 
@@ -177,10 +177,12 @@ def test_the_client_alone_validates_a_workflow_and_checks_the_machine(base, tmp_
     assert validated.returncode == 2
     assert "`next` names 'nothing', which does not exist" in validated.stdout
     (skipped,) = (each for each in checked["findings"] if each["check"] == "database")
-    assert "pip install 'dagmaster[orchestrator]'" in skipped["found"]
+    assert "pip install 'dagmaster[orchestrator]'" in skipped["observation"]
 
 
-def test_an_orchestrator_without_gdal_runs_jobs_that_the_client_alone_submits(base, orchestrator, cluster: Cluster):
+def test_an_orchestrator_without_gdal_runs_jobs_that_the_base_installation_submits(
+    base, orchestrator, cluster: Cluster
+):
     """`up` in the clean environment, with a job that needs no handler of the extra `worker`."""
     with fresh_database(cluster, "template0") as dsn:
         python = str(orchestrator._python)
@@ -213,38 +215,38 @@ def test_an_orchestrator_without_gdal_runs_jobs_that_the_client_alone_submits(ba
     ],
 )
 def test_every_module_of_an_extra_can_be_imported(wheel, tmp_path, extra, packages):
-    installation = Installation(environment(tmp_path / "venv", wheel, *with_choices(extra)), tmp_path)
+    installation = Installation(environment(tmp_path / "venv", wheel, *with_optional_extras(extra)), tmp_path)
 
     assert import_all(installation, only=packages) > 5
 
 
-def with_choices(extra: str) -> tuple[str, ...]:
-    """An extra with those that settings may demand in addition: its packages have modules for them."""
+def with_optional_extras(extra: str) -> tuple[str, ...]:
+    """An extra with the optional ones that its packages have modules for."""
     return (extra, "azure", "s3", "dask") if extra in ("orchestrator", "worker") else (extra,)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", ROOTS)
-def test_what_functions_of_an_extra_import_is_installed(wheel, tmp_path, extra):
+def test_modules_that_functions_of_an_extra_import_are_installed(wheel, tmp_path, extra):
     """A module of a library may need a package that the library itself does not require (pystac.validation)."""
-    modules = {module for file in files_of(*ROOTS[extra]) for module in imports(file) if find_spec_of(module)}
+    modules = {module for file in files_of(*ROOTS[extra]) for module in imports(file) if is_library_module(module)}
     code = f"import importlib\nfor name in {sorted(modules)!r}: importlib.import_module(name)"
-    installed = environment(tmp_path / "venv", wheel, *with_choices(extra))
+    installed = environment(tmp_path / "venv", wheel, *with_optional_extras(extra))
     finished = Installation(installed, tmp_path).run("-W", "ignore", "-c", code)
 
     assert len(modules) > 5
     assert finished.returncode == 0, finished.stderr
 
 
-def find_spec_of(module: str) -> bool:
-    """Whether it is a module of a library, and not of this package or a name in a module."""
+def is_library_module(module: str) -> bool:
+    """Whether this is a module of a library, and not of this package, or a name in a module."""
     return module.partition(".")[0] not in {*sys.stdlib_module_names, "dagmaster"} and bool(find_spec(module))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["orchestrator", "worker", "serving", "gateway"])
-def test_a_role_starts_with_its_extra_alone(wheel, tmp_path, role, database):
-    """A container: RUN_MODE names the role, and the health probe answers."""
+def test_a_role_starts_with_only_its_extra(wheel, tmp_path, role, database):
+    """As in a container: RUN_MODE selects the role, and the health probe responds."""
     installation = Installation(environment(tmp_path / "venv", wheel, role), tmp_path)
 
     assert_starts(installation, role, database)
@@ -260,7 +262,7 @@ def test_a_role_starts_with_its_extra_alone(wheel, tmp_path, role, database):
         ("dask", ("distributed",), {}),
     ],
 )
-def test_an_addition_has_its_libraries_alone_and_a_worker_starts_with_it(  # noqa: PLR0917
+def test_an_optional_extra_has_its_libraries_and_a_worker_starts_with_it(  # noqa: PLR0917
     wheel, tmp_path, database, extra, libraries, variables
 ):
     alone = Installation(environment(tmp_path / "alone", wheel, extra), tmp_path)
@@ -288,7 +290,7 @@ def assert_starts(installation: Installation, role: str, database: str, **more: 
     command = [str(installation._python), "-m", "dagmaster"]
     process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        status = answer_of(f"http://127.0.0.1:{port}/livez", process)
+        status = status_of(f"http://127.0.0.1:{port}/livez", process)
     finally:
         process.terminate()
         output, _ = process.communicate(timeout=40)
@@ -304,7 +306,7 @@ def free_port() -> int:
     return port
 
 
-def answer_of(url: str, process: subprocess.Popen[str], patience_seconds: float = 80) -> int | None:
+def status_of(url: str, process: subprocess.Popen[str], patience_seconds: float = 80) -> int | None:
     """The status of the first response; None if the process ends or does not respond."""
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline and process.poll() is None:

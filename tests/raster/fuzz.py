@@ -1,6 +1,6 @@
 """`python -m tests.raster.fuzz FOLDER [CRS]`: checks every file of a folder and prints a line of JSON for each.
 
-A process of its own: a damaged file may crash the libraries, and then the lines end before the file that did it.
+It runs in a separate process: a damaged file may crash the libraries, and then the output ends before its line.
 """
 
 import json
@@ -20,12 +20,12 @@ def main(folder: Path, crs: str | None) -> None:
         start = time.perf_counter()
         checked = check(path, source_crs=crs)
         errors = [finding.code for finding in checked.errors]
-        answers = [checked.verdict.value, facts_or_refusal(path)]
-        taken = time.perf_counter() - start
-        print(json.dumps({"name": path.name, "answers": answers, "errors": errors, "seconds": taken}), flush=True)
+        answers = [checked.verdict.value, width_or_error_code(path)]
+        seconds = time.perf_counter() - start
+        print(json.dumps({"name": path.name, "answers": answers, "errors": errors, "seconds": seconds}), flush=True)
 
 
-def facts_or_refusal(path: Path) -> str:
+def width_or_error_code(path: Path) -> str:
     try:
         return f"{read_facts(path).width} pixels wide"
     except UnfitData as refused:

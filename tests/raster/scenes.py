@@ -1,4 +1,4 @@
-"""Small rasters, and other tools to compare results with."""
+"""Small rasters, and statistics by GDAL's tools to compare with."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def write(
     alpha: bool = False,
     overviews: tuple[int, ...] = (),
 ) -> Path:
-    """A tiled GeoTIFF; bands are (rows, columns) or (band, rows, columns); with `alpha` the last is that."""
+    """A tiled GeoTIFF; bands are (rows, columns) or (band, rows, columns); with `alpha` the last is the alpha band."""
     bands = np.atleast_3d(bands) if bands.ndim == 3 else bands[None]
     count, height, width = bands.shape
     profile = {
@@ -54,7 +54,7 @@ def write(
 
 
 def smooth(height: int, width: int, *, seed: int = 1) -> Any:
-    """Hills between 0 and 1, so that overviews resemble the whole."""
+    """Hills between 0 and 1, so that overviews resemble the full resolution."""
     rng = np.random.default_rng(seed)
     rows, columns = np.mgrid[:height, :width]
     waves = sum(
@@ -66,7 +66,7 @@ def smooth(height: int, width: int, *, seed: int = 1) -> Any:
 
 
 def gdalinfo_statistics(*paths: Path) -> list[dict[str, float]]:
-    """Exact statistics of the rasters together, by GDAL's tools."""
+    """Exact statistics of all the rasters together, computed by GDAL's tools."""
     together = paths[0].with_name("together.vrt")
     subprocess.run(["gdalbuildvrt", "-q", "-overwrite", together, *paths], check=True)
     completed = subprocess.run(

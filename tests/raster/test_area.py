@@ -1,4 +1,4 @@
-"""The comparison of valid areas: it finds data that was lost, and nothing where all is well."""
+"""The comparison of valid areas reports data that was lost, and reports nothing for complete outputs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_complete_output_has_the_area_of_its_source(tmp_path: Path, raster_typ
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_blocks_that_are_lost_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
+def test_lost_blocks_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: bool) -> None:
     path = polar_scene(tmp_path, half=half)
     parts = Warp._parts
 
@@ -65,10 +65,10 @@ def test_data_that_a_copy_loses_is_reported(
     path = write_raster(tmp_path / "a.tif", np.ones((1, 600, 1200), "uint8"), nodata=nodata)
     block = Copy.block
 
-    def block_without_some(self: Copy, col: int, row: int) -> Block | None:
+    def all_blocks_but_one(self: Copy, col: int, row: int) -> Block | None:
         return None if (col, row) == (512, 0) else block(self, col, row)
 
-    monkeypatch.setattr(Copy, "block", block_without_some)
+    monkeypatch.setattr(Copy, "block", all_blocks_but_one)
 
     grid = output_grid(read_facts(path), "EPSG:32633")
     area = make_cog(path, tmp_path / "cog.tif", grid, raster_type=RasterType.DEM).valid_area
@@ -95,7 +95,7 @@ def test_data_where_the_source_has_none_is_reported(tmp_path: Path, monkeypatch:
     assert 25 < area.added_percent < 40
 
 
-def test_each_tile_compares_its_own_part_of_the_source(tmp_path: Path) -> None:
+def test_each_tile_is_compared_with_its_own_part_of_the_source(tmp_path: Path) -> None:
     path = polar_scene(tmp_path, half=True)
     facts = read_facts(path)
     grid = output_grid(facts, resolution=(0.1, 0.01))

@@ -73,7 +73,7 @@ def scene(**changes: Any) -> dict[str, Any]:
     return {"values": noise(3, 60, 60), "photometric": "RGB", **changes}
 
 
-def hidden(value: float, dtype: str = "float32") -> dict[str, Any]:
+def with_undeclared(value: float, dtype: str = "float32") -> dict[str, Any]:
     values = hills(60, 60).astype(dtype)
     values[30, 20:30] = value
     return {"values": values}
@@ -103,7 +103,7 @@ COEFFICIENTS = RPC(
     err_rand=0.0,
 )
 
-# The content of the file; the expected findings by severity, and the type.
+# For each case: the content of the file, and the expected findings.
 REJECTED: dict[str, tuple[dict[str, Any], set[str]]] = {
     "no crs": (scene(crs=None), {"no-crs"}),
     "no geotransform": (scene(transform=None), {"no-georeference"}),
@@ -158,10 +158,10 @@ WARNED: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
     "no nodata, bytes": ({"values": noise(60, 60, low=0, high=256)}, {"no-nodata"}, {"add-mask"}),
     "no nodata, floats": ({"values": hills(60, 60)}, {"no-nodata"}, {"declare-nodata"}),
     "no nodata, 16 bits": (scene(values=noise(5, 60, 60, dtype="uint16")), {"no-nodata"}, {"declare-nodata"}),
-    "nan without a word": (hidden(np.nan), {"undeclared-nodata"}, {"declare-nodata"}),
-    "-9999 without a word": (hidden(-9999), {"undeclared-nodata"}, {"declare-nodata"}),
-    "-3.4e38 without a word": (hidden(np.finfo("f4").min), {"undeclared-nodata"}, {"declare-nodata"}),
-    "-32768 without a word": (hidden(-32768, "int16"), {"undeclared-nodata"}, {"declare-nodata"}),
+    "nan undeclared": (with_undeclared(np.nan), {"undeclared-nodata"}, {"declare-nodata"}),
+    "-9999 undeclared": (with_undeclared(-9999), {"undeclared-nodata"}, {"declare-nodata"}),
+    "-3.4e38 undeclared": (with_undeclared(np.finfo("f4").min), {"undeclared-nodata"}, {"declare-nodata"}),
+    "-32768 undeclared": (with_undeclared(-32768, "int16"), {"undeclared-nodata"}, {"declare-nodata"}),
     "two nodata values": ({"values": with_collar(hills(60, 60), -32768), "nodata": -9999}, {"second-nodata"}, set()),
     "black collar": (scene(values=with_collar(noise(3, 60, 60), 0)), {"collar"}, {"declare-nodata"}),
     "white collar": (scene(values=with_collar(noise(3, 60, 60), 255)), {"collar"}, {"declare-nodata"}),
@@ -189,7 +189,7 @@ WARNED: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_files_with_flaws_are_taken_with_a_warning_and_a_fix(name: str, tmp_path: Path) -> None:
+def test_files_with_flaws_are_accepted_with_a_warning_and_a_fix(name: str, tmp_path: Path) -> None:
     content, expected, expected_fixes = WARNED[name]
     path = write_raster(tmp_path / "scene.tif", **content)
 
@@ -229,7 +229,7 @@ def test_good_files_pass_with_information(name: str, tmp_path: Path) -> None:
     assert codes(checked) == expected
 
 
-# What is asked for
+# Options of the check
 
 
 def test_a_file_without_crs_passes_with_source_crs(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_invalid_options_raise_an_error_instead_of_a_verdict(tmp_path: Path) -> 
         (noise(60, 60), "auto", Verdict.PASS, "type-unknown"),
     ],
 )
-def test_the_submitters_type_wins_and_a_contradiction_is_reported(
+def test_the_submitted_type_takes_precedence_and_a_contradiction_is_reported(
     values: Any, wanted: str, verdict: Verdict, code: str | None, tmp_path: Path
 ) -> None:
     path = write_raster(tmp_path / "scene.tif", values, nodata=0)
@@ -294,7 +294,7 @@ def test_the_submitters_type_wins_and_a_contradiction_is_reported(
     assert wanted in ("auto", checked.raster_type)
 
 
-# The type
+# Detection of the type
 
 
 def blocky(classes: int) -> Any:
@@ -310,21 +310,24 @@ def described(*words: str) -> Any:
 
 TYPES: dict[str, tuple[dict[str, Any], RasterType]] = {
     "rgb": (scene(), RasterType.RGB),
-    "three unnamed bytes": ({"values": noise(3, 60, 60), "photometric": "MINISBLACK"}, RasterType.RGB),
+    "three unnamed bands of bytes": ({"values": noise(3, 60, 60), "photometric": "MINISBLACK"}, RasterType.RGB),
     "rgba": (scene(values=with_collar(with_alpha(noise(3, 60, 60), 255), 0), alpha="YES"), RasterType.RGBA),
     "rgb and infrared": (scene(values=noise(4, 60, 60, dtype="uint16"), alpha="NO"), RasterType.NIR),
     "named infrared": ({"values": noise(60, 60, dtype="uint16"), "after": described("NIR")}, RasterType.NIR),
     "false colours": ({"values": noise(3, 60, 60), "after": described("nir", "red", "green")}, RasterType.NIR),
     "eight bands": ({"values": noise(8, 60, 60, dtype="uint16")}, RasterType.MULTISPECTRAL),
-    "three of sixteen bits": (
+    "three bands of 16 bits": (
         {"values": noise(3, 60, 60, dtype="uint16"), "photometric": "MINISBLACK"},
         RasterType.MULTISPECTRAL,
     ),
     "hills": ({"values": hills(60, 60)}, RasterType.DEM),
-    "hills of integers": ({"values": hills(60, 60).astype("int16")}, RasterType.DEM),
+    "hills as integers": ({"values": hills(60, 60).astype("int16")}, RasterType.DEM),
     "named elevation": ({"values": hills(60, 60, 0, 5), "after": described("Elevation")}, RasterType.DEM),
-    "index by its values": ({"values": hills(60, 60, -0.4, 0.9)}, RasterType.VEGETATION_INDEX),
-    "index by its name": ({"values": noise(60, 60), "after": described("NDVI 2024")}, RasterType.VEGETATION_INDEX),
+    "index recognised by its values": ({"values": hills(60, 60, -0.4, 0.9)}, RasterType.VEGETATION_INDEX),
+    "index recognised by its name": (
+        {"values": noise(60, 60), "after": described("NDVI 2024")},
+        RasterType.VEGETATION_INDEX,
+    ),
     "classes": ({"values": blocky(6)}, RasterType.CATEGORICAL),
     "palette": ({"values": noise(60, 60, low=0, high=3), "after": give_palette}, RasterType.CATEGORICAL),
     "named land cover": ({"values": noise(60, 60), "after": described("land_cover")}, RasterType.CATEGORICAL),
@@ -342,10 +345,10 @@ def test_the_type_follows_from_bands_names_and_values(name: str, tmp_path: Path)
     assert check(path).raster_type is expected
 
 
-# What is damaged, missing or too much
+# Damaged, incomplete, empty and oversized files
 
 
-def a_large_scene(path: Path, **profile: Any) -> Path:
+def large_scene(path: Path, **profile: Any) -> Path:
     """36 MB: too large to be read completely."""
     values = np.tile(noise(3, 500, 500), (1, 7, 7))
     return write_raster(path, values, nodata=0, interleave="pixel", **(TILES | profile))
@@ -353,7 +356,7 @@ def a_large_scene(path: Path, **profile: Any) -> Path:
 
 def test_a_truncated_file_is_detected_without_reading_all_of_it(tmp_path: Path) -> None:
     """The header is complete and declares many more blocks."""
-    path = a_large_scene(tmp_path / "scene.tif")
+    path = large_scene(tmp_path / "scene.tif")
     assert check(path).verdict is Verdict.PASS
 
     for size in (path.stat().st_size - 1000, path.stat().st_size // 2):
@@ -373,7 +376,7 @@ def test_one_missing_byte_in_a_file_of_many_blocks_is_detected(tmp_path: Path) -
 
 
 def test_a_damaged_block_is_detected_when_it_is_read(tmp_path: Path) -> None:
-    path = a_large_scene(tmp_path / "scene.tif", compress="deflate", zlevel=1, blockxsize=256, blockysize=256)
+    path = large_scene(tmp_path / "scene.tif", compress="deflate", zlevel=1, blockxsize=256, blockysize=256)
     with rasterio.open(path) as dataset:
         last = int(dataset.get_tag_item("BLOCK_OFFSET_13_13", "TIFF", bidx=1))
         inner = int(dataset.get_tag_item("BLOCK_OFFSET_2_2", "TIFF", bidx=1))
@@ -387,9 +390,9 @@ def test_a_damaged_block_is_detected_when_it_is_read(tmp_path: Path) -> None:
     assert codes(check(path, whole=True), Severity.ERROR) == {"unreadable"}
 
 
-def test_how_much_was_seen_is_part_of_the_answer(tmp_path: Path) -> None:
+def test_the_result_states_how_many_pixels_were_read(tmp_path: Path) -> None:
     small = write_raster(tmp_path / "small.tif", noise(3, 60, 60), nodata=0)
-    large = a_large_scene(tmp_path / "large.tif")
+    large = large_scene(tmp_path / "large.tif")
 
     assert check(small).seen.is_whole
     seen = check(large).seen
@@ -401,8 +404,8 @@ def test_how_much_was_seen_is_part_of_the_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [TILES, {"tiled": False}, {"tiled": False, "interleave": "band"}])
-def test_a_whole_reading_sees_every_pixel_once(layout: dict[str, Any], tmp_path: Path) -> None:
-    """An odd value hides in one pixel of 32-bit integers."""
+def test_a_complete_check_reads_every_pixel_once(layout: dict[str, Any], tmp_path: Path) -> None:
+    """One pixel among 32-bit integers has a value that does not fit into a narrower type."""
     values = noise(2, 900, 2300, dtype="int32", high=200)
     path = write_raster(tmp_path / "scene.tif", values, nodata=0, **layout)
     assert check(path, whole=True).fixes.dtype == "uint8"
@@ -425,13 +428,13 @@ def test_a_type_is_narrowed_only_if_all_values_were_read(tmp_path: Path) -> None
     assert fixes(sampled) == set()
 
 
-def test_a_nodata_value_that_does_not_fit_forbids_a_narrower_type(tmp_path: Path) -> None:
+def test_a_type_is_not_narrowed_if_the_nodata_value_does_not_fit(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60, dtype="int32"), nodata=-2147483648)
 
     assert not check(path).has("raster.wide-integers")
 
 
-def test_the_marker_of_a_narrowed_type_fits_into_it(tmp_path: Path) -> None:
+def test_the_nodata_value_of_a_narrowed_type_fits_into_it(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60, dtype="int32", high=200))
 
     checked = check(path)
@@ -481,7 +484,7 @@ def test_a_sparse_file_passes_and_an_empty_one_does_not(tmp_path: Path) -> None:
     assert codes(checked) == {"sparse"}
 
 
-def test_a_large_file_with_nodata_in_all_of_the_sample_is_read_until_data_are_found(tmp_path: Path) -> None:
+def test_a_large_file_whose_sample_is_all_nodata_is_read_until_data_is_found(tmp_path: Path) -> None:
     values = np.zeros((3, 4000, 4000), "uint8")
     options = {"nodata": 0, "compress": "deflate", "interleave": "pixel", **TILES}
     empty = write_raster(tmp_path / "empty.tif", values, **options)
@@ -493,7 +496,7 @@ def test_a_large_file_with_nodata_in_all_of_the_sample_is_read_until_data_are_fo
     assert not check(path, whole=True).has("raster.all-nodata")
 
 
-def test_a_file_without_data_that_takes_too_long_to_read_is_only_suspicious(tmp_path: Path) -> None:
+def test_a_file_without_data_that_takes_too_long_to_read_gets_a_warning(tmp_path: Path) -> None:
     path = write_raster(
         tmp_path / "scene.tif", np.zeros((3, 4000, 4000), "uint8"), nodata=0, compress="deflate", **TILES
     )
@@ -507,7 +510,7 @@ def test_a_file_without_data_that_takes_too_long_to_read_is_only_suspicious(tmp_
 
 
 def test_absurd_dimensions_are_rejected_from_the_header(tmp_path: Path) -> None:
-    facts = a_header()
+    facts = header_facts()
 
     assert "raster.too-large" not in header_codes(facts)
     for absurd in ({"width": 3_000_000}, {"width": 900_000, "height": 900_000}, {"bands": facts.bands * 500}):
@@ -519,16 +522,16 @@ def test_absurd_dimensions_are_rejected_from_the_header(tmp_path: Path) -> None:
 
 def test_one_giant_compressed_block_is_rejected_from_the_header() -> None:
     band = BandFacts("uint8", block_shape=(40_000, 40_000), nodata=0)
-    facts = replace(a_header(), width=40_000, height=40_000, bands=(band,), compression="DEFLATE")
+    facts = replace(header_facts(), width=40_000, height=40_000, bands=(band,), compression="DEFLATE")
 
     assert "raster.block-too-large" in header_codes(facts)
     assert "raster.block-too-large" not in header_codes(replace(facts, compression=None))
 
 
-# Headers that no writer at hand makes
+# Headers that no library of the tests can write
 
 
-def a_header() -> RasterFacts:
+def header_facts() -> RasterFacts:
     band = BandFacts("uint8", nodata=0, block_shape=(512, 512), mask=("nodata",))
     return RasterFacts(
         path="a.tif",
@@ -550,7 +553,7 @@ def header_codes(facts: RasterFacts, ceilings: Ceilings | None = None) -> set[st
 
 
 def test_bands_that_disagree_are_reported() -> None:
-    facts = a_header()
+    facts = header_facts()
     first = facts.bands[0]
 
     assert header_codes(replace(facts, bands=())) >= {"raster.no-bands"}
@@ -563,7 +566,7 @@ def test_bands_that_disagree_are_reported() -> None:
 
 
 def test_units_packing_heights_and_pages_are_reported() -> None:
-    facts = a_header()
+    facts = header_facts()
     first = facts.bands[0]
 
     assert header_codes(replace(facts, bands=(replace(first, scale=0.1),))) == {"raster.packed"}
@@ -575,10 +578,10 @@ def test_units_packing_heights_and_pages_are_reported() -> None:
     assert header_codes(facts) == set()
 
 
-# The answer as JSON
+# The result as JSON
 
 
-def test_an_answer_survives_json_with_nan_and_palette(tmp_path: Path) -> None:
+def test_a_result_with_nan_or_a_palette_is_unchanged_after_json(tmp_path: Path) -> None:
     for content in (
         {"values": hills(60, 60), "nodata": math.nan},
         {"values": noise(60, 60, high=3), "after": give_palette},

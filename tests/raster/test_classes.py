@@ -22,7 +22,7 @@ SIZE = 400
 
 
 def photograph(levels: int, *, seed: int = 0, grain: float = 0.0) -> Any:
-    """With the spectrum of a photograph, in this number of values."""
+    """A picture with the spectrum of a photograph and this number of values."""
     picture = np.roll(fractal(SIZE, 3.6), seed * 37, axis=0)
     picture = picture + np.random.default_rng(seed).normal(0, grain, picture.shape)
     low, high = picture.min(), picture.max()
@@ -38,38 +38,38 @@ def class_map(classes: int, *, seed: int = 0) -> Any:
     return codes[nearest % classes].astype("uint8")
 
 
-def judged(values: Any) -> bool:
+def detected_as_classes(values: Any) -> bool:
     return are_classes([(values, np.ones(values.shape, bool))])
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("levels", [20, 27, 40, 60])
-def test_a_photograph_of_few_values_is_no_class_map(levels: int, seed: int) -> None:
+def test_a_photograph_with_few_values_is_not_a_class_map(levels: int, seed: int) -> None:
     values = photograph(levels, seed=seed)
 
     assert np.unique(values).size >= levels * 0.9
     assert levels > 40 or (np.diff(values.astype(int)) == 0).mean() > 0.5, "as contiguous as classes"
-    assert not judged(values)
-    assert not judged(photograph(levels, seed=seed, grain=0.03))
+    assert not detected_as_classes(values)
+    assert not detected_as_classes(photograph(levels, seed=seed, grain=0.03))
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("classes", [2, 3, 5, 11, 20, 27, 45, 60])
-def test_areas_of_codes_are_classes(classes: int, seed: int) -> None:
-    assert judged(class_map(classes, seed=seed))
+def test_areas_of_equal_codes_are_classes(classes: int, seed: int) -> None:
+    assert detected_as_classes(class_map(classes, seed=seed))
 
 
-def test_noise_floats_and_many_values_are_no_classes() -> None:
+def test_noise_floats_and_many_values_are_not_classes() -> None:
     rng = np.random.default_rng(1)
 
-    assert not judged(rng.integers(0, 20, (SIZE, SIZE)).astype("uint8"))
-    assert not judged(class_map(5).astype("float32"))
-    assert not judged(photograph(200))
-    assert not judged(np.full((SIZE, SIZE), 7, "uint8"))
+    assert not detected_as_classes(rng.integers(0, 20, (SIZE, SIZE)).astype("uint8"))
+    assert not detected_as_classes(class_map(5).astype("float32"))
+    assert not detected_as_classes(photograph(200))
+    assert not detected_as_classes(np.full((SIZE, SIZE), 7, "uint8"))
     assert not are_classes([])
 
 
-def test_a_file_is_detected_in_the_same_way(tmp_path: Path) -> None:
+def test_the_type_of_a_file_is_detected_in_the_same_way(tmp_path: Path) -> None:
     photo = write_raster(tmp_path / "photo.tif", photograph(27))
     codes = write_raster(tmp_path / "codes.tif", class_map(45))
 
@@ -77,7 +77,7 @@ def test_a_file_is_detected_in_the_same_way(tmp_path: Path) -> None:
     assert check(codes).raster_type is RasterType.CATEGORICAL
 
 
-def test_classes_that_only_a_sample_shows_are_reported(tmp_path: Path) -> None:
+def test_classes_that_are_detected_from_values_alone_are_reported(tmp_path: Path) -> None:
     codes = write_raster(tmp_path / "codes.tif", class_map(45))
     named = write_raster(tmp_path / "landcover.tif", class_map(45))
     palette = {code: (code, 0, 0, 255) for code in range(200)}

@@ -51,7 +51,7 @@ def require_valid(path: Path) -> None:
         assert file.pages[0].is_tiled
 
 
-def beside(path: Path) -> list[str]:
+def files_besides_source(path: Path) -> list[str]:
     return sorted(entry.name for entry in path.parent.iterdir() if entry.name != "source.tif")
 
 
@@ -86,7 +86,7 @@ def test_lossless_tiers_keep_every_value(tmp_path: Path, dtype: str, bands: int,
     assert facts.reprojection_performed is False
 
 
-def test_facts_are_those_of_the_file(tmp_path: Path) -> None:
+def test_the_facts_agree_with_the_file(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(3, 700, 900), photometric="RGB")
 
     facts, dataset = cog(source)
@@ -103,7 +103,7 @@ def test_facts_are_those_of_the_file(tmp_path: Path) -> None:
     assert facts.reprojection_performed
     assert facts.resampling == "bilinear"
     assert set(facts.seconds) == {"read_and_warp", "statistics", "overviews", "encode", "join"}
-    assert beside(facts.path) == ["cog.tif"]
+    assert files_besides_source(facts.path) == ["cog.tif"]
 
 
 def test_all_metadata_of_bands_is_kept(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_all_metadata_of_bands_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-def test_a_palette_survives_in_every_level(tmp_path: Path, dtype: str) -> None:
+def test_a_palette_is_kept_in_every_overview(tmp_path: Path, dtype: str) -> None:
     palette = {value: (value * 20, 255 - value, value, 255) for value in range(12)}
     values = noise(1, 1300, 1300, dtype=dtype, low=0, high=12)
     source = write_raster(tmp_path / "source.tif", values, after=lambda dataset: dataset.write_colormap(1, palette))
@@ -194,7 +194,7 @@ def test_without_nodata_a_mask_marks_pixels_outside(tmp_path: Path) -> None:
         assert set(np.unique(overview.read(1)[small == 255])) == {9}
 
 
-def test_a_tile_wholly_inside_needs_no_mask(tmp_path: Path) -> None:
+def test_a_tile_completely_inside_the_source_has_no_mask(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 2500, 2500))
     grid = output_grid(read_facts(source))
 
@@ -239,7 +239,7 @@ def test_overviews_never_mix_nodata_into_data(tmp_path: Path, dtype: str, nodata
             assert not pixels.mask[-3, -3]
 
 
-def test_empty_blocks_take_no_space(tmp_path: Path) -> None:
+def test_empty_blocks_are_not_stored(tmp_path: Path) -> None:
     values = np.zeros((3, 2048, 2048), "uint8")
     values[:, :100, :100] = 77
     source = write_raster(tmp_path / "source.tif", values, nodata=0, compress="deflate")
@@ -291,7 +291,7 @@ def test_jpeg_has_a_mask_and_looks_like_the_source(tmp_path: Path, alpha: bool) 
     assert (facts.compression, facts.validity, facts.nodata) == ("JPEG", Validity.MASK, None)
 
 
-def test_jpeg_quality_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_jpeg_has_the_requested_quality(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(3, 600, 600), photometric="RGB")
     sizes = []
 
@@ -309,10 +309,10 @@ def test_jpeg_of_other_data_than_pictures_is_refused_before_a_file_is_written(tm
     with pytest.raises(UnfitData, match="uint16"):
         cog(source, profile=profile_of("visualization"))
 
-    assert beside(source) == []
+    assert files_besides_source(source) == []
 
 
-def test_a_value_may_be_named_nodata_later(tmp_path: Path) -> None:
+def test_a_nodata_value_can_be_given_for_a_file_that_declares_none(tmp_path: Path) -> None:
     values = noise(1, 600, 600, dtype="int16", low=1, high=50)
     values[:, :100] = -1
     source = write_raster(tmp_path / "source.tif", values)
@@ -336,7 +336,7 @@ def test_source_crs_is_used(tmp_path: Path) -> None:
     assert not facts.is_empty
 
 
-def test_the_same_pixels_make_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_pixels_give_the_same_bytes(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(3, 700, 700))
 
     first, one = cog(source)
@@ -347,7 +347,7 @@ def test_the_same_pixels_make_the_same_bytes(tmp_path: Path) -> None:
     assert first.sha256 == second.sha256
 
 
-def test_progress_is_reported_and_may_stop_the_work(tmp_path: Path) -> None:
+def test_progress_is_reported_and_an_error_in_its_callback_stops_the_work(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 1600, 600))
     reported: list[float] = []
 
@@ -360,17 +360,17 @@ def test_progress_is_reported_and_may_stop_the_work(tmp_path: Path) -> None:
         cog(source, on_progress=stop, target_crs="EPSG:32633")
 
     assert reported == pytest.approx([0.25, 0.5])
-    assert beside(source) == []
+    assert files_besides_source(source) == []
 
 
-def test_a_target_stays_as_it_was_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_an_existing_target_is_unchanged_until_the_new_one_is_complete(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 1100, 600))
-    (tmp_path / "cog.tif").write_text("the old one")
+    (tmp_path / "cog.tif").write_text("old content")
 
     with pytest.raises(ZeroDivisionError):
         cog(source, on_progress=lambda done: 1 / 0)
 
-    assert (tmp_path / "cog.tif").read_text() == "the old one"
+    assert (tmp_path / "cog.tif").read_text() == "old content"
 
 
 def _make_slowly(source: Path, target: Path) -> None:
@@ -378,7 +378,7 @@ def _make_slowly(source: Path, target: Path) -> None:
     make_cog(source, target, grid, raster_type=RasterType.RGB, on_progress=lambda done: time.sleep(60))
 
 
-def test_killed_in_the_middle_leaves_no_target(tmp_path: Path) -> None:
+def test_a_process_killed_while_writing_leaves_no_target(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 1100, 600))
     process = multiprocessing.get_context("fork").Process(target=_make_slowly, args=(source, tmp_path / "cog.tif"))
 
@@ -389,11 +389,11 @@ def test_killed_in_the_middle_leaves_no_target(tmp_path: Path) -> None:
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
 
-    assert all(name.startswith(".cog.tif-") for name in beside(source))
-    assert len(beside(source)) == 1
+    assert all(name.startswith(".cog.tif-") for name in files_besides_source(source))
+    assert len(files_besides_source(source)) == 1
 
 
-def test_a_disk_that_swallows_blocks_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_were_not_written_to_disk_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """GDAL writes its cache late and reports no error if it cannot."""
     source = write_raster(tmp_path / "source.tif", noise(1, 1100, 600))
     monkeypatch.setattr(tiff, "_numbers", lambda kind, count, value: (0,) * count)
@@ -401,11 +401,13 @@ def test_a_disk_that_swallows_blocks_is_noticed(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(Unavailable, match="not written"):
         cog(source)
 
-    assert beside(source) == []
+    assert files_besides_source(source) == []
 
 
 @pytest.mark.parametrize("limit", [2**31, 1000])
-def test_the_promises_of_the_layout_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+def test_blocks_are_laid_out_as_the_ghost_area_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
     """Readers rely on the ghost area: they read a block's size before it, and check its end by the bytes after it."""
     monkeypatch.setattr(tiff, "_CLASSIC_LIMIT", limit)
     source = write_raster(tmp_path / "source.tif", noise(3, 1300, 1200), photometric="RGB")
@@ -444,7 +446,7 @@ def test_large_files_are_bigtiff(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert file.is_bigtiff
 
 
-def test_windows_come_from_the_grid(tmp_path: Path) -> None:
+def test_a_window_that_is_not_of_the_grid_is_refused(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 1100, 600))
 
     with pytest.raises(InvalidRequest, match="not a window of the grid"):
@@ -458,7 +460,7 @@ def test_windows_come_from_the_grid(tmp_path: Path) -> None:
         )
 
 
-def test_a_resampling_may_be_chosen(tmp_path: Path) -> None:
+def test_the_resampling_can_be_chosen(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "source.tif", noise(1, 600, 600))
 
     facts, dataset = cog(source, resampling=Resampling.cubic, profile=CogProfile(Tier.ARCHIVE))
@@ -501,7 +503,7 @@ def test_a_band_wrongly_marked_as_alpha_is_kept_as_data(tmp_path: Path) -> None:
     assert facts.validity == "all"
 
 
-def test_the_fourth_band_of_rgba_is_alpha_also_where_the_file_does_not_say_so(tmp_path: Path) -> None:
+def test_the_fourth_band_of_rgba_is_alpha_even_if_the_file_does_not_declare_it(tmp_path: Path) -> None:
     source, target = tmp_path / "rgba.tif", tmp_path / "cog.tif"
     bands = np.full((4, 600, 600), 90, dtype="uint8")
     bands[3] = 255

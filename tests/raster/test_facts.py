@@ -72,7 +72,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_facts_are_those_of_gdalinfo(name: str, tmp_path: Path) -> None:
+def test_the_facts_agree_with_gdalinfo(name: str, tmp_path: Path) -> None:
     ending = {"JP2OpenJPEG": "jp2", "HFA": "img"}.get(FILES[name].get("driver", ""), "tif")
     path = write_raster(tmp_path / f"scene.{ending}", **FILES[name])
 
@@ -196,14 +196,14 @@ def test_a_name_that_is_not_a_local_path_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["GTIFF_DIR:1:", "DERIVED_SUBDATASET:AMPLITUDE:", "VRT://", "GTIFF_RAW:", "NETCDF:"])
-def test_a_prefix_is_part_of_the_name_and_no_command(prefix: str, tmp_path: Path) -> None:
+def test_a_prefix_of_gdal_is_treated_as_part_of_the_file_name(prefix: str, tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(8, 8))
 
     with pytest.raises((NotFound, InvalidRequest)):
         read_facts(f"{prefix}{path}")
 
 
-def test_damage_is_reported_without_the_folder(tmp_path: Path) -> None:
+def test_a_damaged_file_is_reported_without_its_folder(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60))
     damaged = []
     for size in (4, 8, 20, 60):
@@ -217,7 +217,7 @@ def test_damage_is_reported_without_the_folder(tmp_path: Path) -> None:
     assert str(tmp_path) not in " ".join(damaged)
 
 
-def test_pipes_folders_and_empty_files_are_no_rasters(tmp_path: Path) -> None:
+def test_pipes_folders_and_empty_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty").touch()
 
@@ -230,7 +230,7 @@ def test_pipes_folders_and_empty_files_are_no_rasters(tmp_path: Path) -> None:
     assert codes == {"pipe": "raster.not-a-file", "empty": "raster.empty", ".": "raster.not-a-file"}
 
 
-def test_an_imagine_file_whose_pixels_are_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_an_imagine_file_with_pixels_in_another_file_is_refused(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.img", noise(64, 64), driver="HFA", USE_SPILL="YES")
     assert (tmp_path / "scene.ige").exists()
 
@@ -257,7 +257,7 @@ def test_texts_that_are_not_utf8_do_not_break_the_facts(tmp_path: Path) -> None:
 # Reference systems
 
 
-def test_a_crs_has_its_code_however_it_is_written(tmp_path: Path) -> None:
+def test_a_crs_is_recognised_in_every_notation(tmp_path: Path) -> None:
     esri = CRS.from_wkt(CRS.from_epsg(2193).to_wkt(version="WKT1_ESRI"))
 
     assert read_facts(write_raster(tmp_path / "a.tif", noise(8, 8), crs=esri)).crs == "EPSG:2193"
@@ -318,7 +318,7 @@ def test_a_crs_that_is_neither_a_code_nor_wkt_is_refused(text: str, tmp_path: Pa
         assert read_facts(path, source_crs=text).crs == "EPSG:32633"
 
 
-# Where on Earth
+# Bounds
 
 
 def bounds_of(crs: Any, *box: float) -> Any:
@@ -365,7 +365,7 @@ def test_a_raster_that_ends_at_the_antimeridian_does_not_cross_it() -> None:
     assert bounds_of("EPSG:4326", 200, 0, 230, 10) == pytest.approx((-160, 0, -130, 10))
 
 
-def test_the_whole_world_is_the_whole_world() -> None:
+def test_the_bounds_of_a_global_raster_are_the_whole_world() -> None:
     world = pytest.approx((-180, -90, 180, 90))
 
     assert bounds_of("EPSG:4326", -180, -90, 180, 90) == world
@@ -384,7 +384,7 @@ def test_a_pole_inside_gives_all_longitudes() -> None:
     assert bounds_of("EPSG:3413", -100, -100, 200, 200)[3] == 90
 
 
-def test_a_pole_on_the_edge_leaves_the_longitudes_of_that_side() -> None:
+def test_a_pole_on_the_edge_gives_only_the_longitudes_of_that_side() -> None:
     """Tiles of polar mosaics meet at the pole."""
     west, south, east, _ = bounds_of("EPSG:3031", 0, -100_000, 100_000, 0)
     assert (west, east) == pytest.approx((90, 180), abs=1e-6)
@@ -406,7 +406,7 @@ def test_the_bounds_of_a_full_disk_are_those_of_its_part_on_earth() -> None:
     assert 60 < north < 82
 
 
-def test_the_bounds_of_a_rotated_grid_hold_just_its_corners(tmp_path: Path) -> None:
+def test_the_bounds_of_a_rotated_grid_are_those_of_its_corners(tmp_path: Path) -> None:
     rotated = Affine.translation(500_000, 5_000_000) @ Affine.rotation(30) @ Affine.scale(10, -10)
     facts = read_facts(write_raster(tmp_path / "a.tif", noise(100, 200), transform=rotated))
 
@@ -424,7 +424,7 @@ def test_the_bounds_of_a_rotated_grid_hold_just_its_corners(tmp_path: Path) -> N
 # Other parts of the header
 
 
-def test_control_points_are_counted_and_no_grid_is_invented(tmp_path: Path) -> None:
+def test_control_points_are_counted_and_give_no_grid(tmp_path: Path) -> None:
     points = [GroundControlPoint(row, col, 10 + col / 100, 50 - row / 100) for row in (0, 50) for col in (0, 50)]
 
     facts = read_facts(write_raster(tmp_path / "a.tif", noise(50, 50), crs="EPSG:4326", transform=None, gcps=points))
@@ -433,7 +433,7 @@ def test_control_points_are_counted_and_no_grid_is_invented(tmp_path: Path) -> N
     assert facts.transform is None
 
 
-def test_a_nodata_value_that_the_type_cannot_hold_is_kept_apart(tmp_path: Path) -> None:
+def test_a_nodata_value_that_the_type_cannot_hold_is_reported_separately(tmp_path: Path) -> None:
     import tifffile
 
     for text, value in {"-9999": -9999.0, "256": 256.0, "nan": math.nan}.items():
@@ -443,7 +443,7 @@ def test_a_nodata_value_that_the_type_cannot_hold_is_kept_apart(tmp_path: Path) 
         assert str(band.impossible_nodata) == str(value)
 
 
-def test_pages_and_alpha_and_masks_are_seen(tmp_path: Path) -> None:
+def test_pages_alpha_and_masks_are_reported(tmp_path: Path) -> None:
     import tifffile
 
     with tifffile.TiffWriter(tmp_path / "pages.tif") as pages:
@@ -460,7 +460,7 @@ def test_pages_and_alpha_and_masks_are_seen(tmp_path: Path) -> None:
     assert read_facts(tmp_path / "alpha.tif").bands[3].color == "alpha"
 
 
-def test_a_cog_is_distinguished_from_other_tiffs_as_rio_cogeo_does(tmp_path: Path) -> None:
+def test_cogs_are_recognised_as_by_rio_cogeo(tmp_path: Path) -> None:
     plain = write_raster(tmp_path / "plain.tif", noise(1100, 1300))
     tiled = {"tiled": True, "blockxsize": 256, "blockysize": 256}
     write_raster(tmp_path / "small.tif", noise(300, 300))
@@ -497,7 +497,7 @@ def test_a_cog_is_distinguished_from_other_tiffs_as_rio_cogeo_does(tmp_path: Pat
     assert not ours["disorder.tif"]
 
 
-def test_a_raster_without_bands_has_facts_all_the_same() -> None:
+def test_a_raster_without_bands_has_facts() -> None:
     facts = RasterFacts(path="folder/a.tif", driver="GTiff", width=0, height=0, bands=())
 
     assert (facts.name, facts.dtype, facts.nodata, facts.raw_bytes, facts.resolution) == (

@@ -26,7 +26,7 @@ UTM_GRID = Affine(30, 0, 400_000, 0, -30, 5_400_000)
 EDGE = 1e-6
 
 
-def turned_square(size, *, angle=17.0, half=0.3):
+def rotated_square(size, *, angle=17.0, half=0.3):
     rows, columns = np.mgrid[:size, :size] - size / 2
     sin, cos = np.sin(np.radians(angle)), np.cos(np.radians(angle))
     return (np.abs(rows * cos + columns * sin) < half * size) & (np.abs(columns * cos - rows * sin) < half * size)
@@ -58,8 +58,8 @@ def is_well_formed(ground):
     )
 
 
-def test_the_collar_of_nodata_is_no_part_of_the_footprint(tmp_path):
-    data = turned_square(600).astype("uint8")
+def test_a_collar_of_nodata_is_not_part_of_the_footprint(tmp_path):
+    data = rotated_square(600).astype("uint8")
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
 
     ground = footprint(path)
@@ -68,7 +68,7 @@ def test_the_collar_of_nodata_is_no_part_of_the_footprint(tmp_path):
     assert abs(ours.area - theirs.area) < theirs.length * 30
     assert ours.symmetric_difference(theirs).area < theirs.length * 30
     assert shapely.hausdorff_distance(ours.exterior, theirs.exterior) < 30
-    assert shapely.get_num_coordinates(ours) < 30  # the thousand steps of the pixels are simplified
+    assert shapely.get_num_coordinates(ours) < 30  # the steps along the edges of pixels are simplified
     assert is_well_formed(ground)
 
 
@@ -89,8 +89,8 @@ def test_holes_and_islands_are_kept(tmp_path):
     assert is_well_formed(ground)
 
 
-def test_the_mask_comes_from_an_overview_and_is_within_its_pixel(tmp_path):
-    data = turned_square(1024).astype("uint8")
+def test_a_footprint_from_an_overview_is_accurate_to_a_pixel_of_it(tmp_path):
+    data = rotated_square(1024).astype("uint8")
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8))
 
     fine, coarse = footprint(path), footprint(path, max_pixels=130 * 130)
@@ -101,25 +101,25 @@ def test_the_mask_comes_from_an_overview_and_is_within_its_pixel(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["mask", "alpha", "nan", "second band"])
-def test_every_way_to_hide_pixels_counts(tmp_path, how):
-    seen = turned_square(300)
+def test_masks_alpha_nan_and_nodata_of_any_band_are_considered(tmp_path, how):
+    is_data = rotated_square(300)
     data = np.full((300, 300), 9, "float32")
     options = {"crs": UTM, "transform": UTM_GRID}
     match how:
         case "mask":
-            path = write(tmp_path / "a.tif", data, mask=seen, **options)
+            path = write(tmp_path / "a.tif", data, mask=is_data, **options)
         case "alpha":
-            path = write(tmp_path / "a.tif", np.stack([data, seen.astype("float32")]), alpha=True, **options)
+            path = write(tmp_path / "a.tif", np.stack([data, is_data.astype("float32")]), alpha=True, **options)
         case "nan":
-            path = write(tmp_path / "a.tif", np.where(seen, data, np.nan).astype("float32"), **options)
+            path = write(tmp_path / "a.tif", np.where(is_data, data, np.nan).astype("float32"), **options)
         case _:
             path = write(
-                tmp_path / "a.tif", np.stack([np.zeros_like(data), np.where(seen, data, 0)]), nodata=0, **options
+                tmp_path / "a.tif", np.stack([np.zeros_like(data), np.where(is_data, data, 0)]), nodata=0, **options
             )
 
     ground = in_crs(footprint(path), UTM)
 
-    assert ground.area == pytest.approx(seen.sum() * 900, rel=0.01)
+    assert ground.area == pytest.approx(is_data.sum() * 900, rel=0.01)
 
 
 def test_a_raster_without_data_has_no_footprint(tmp_path):
@@ -129,7 +129,7 @@ def test_a_raster_without_data_has_no_footprint(tmp_path):
     assert outline(path).bbox == (10.0, 49.9, 10.1, 50.0)
 
 
-def test_a_full_raster_is_its_outline_to_the_millimetre(tmp_path):
+def test_the_footprint_of_a_full_raster_is_its_outline(tmp_path):
     path = write(
         tmp_path / "a.tif", np.ones((200, 300), "uint8"), crs=UTM, transform=Affine(25, 8, 400_000, 8, -25, 5_400_000)
     )
@@ -147,8 +147,8 @@ def test_a_full_raster_is_its_outline_to_the_millimetre(tmp_path):
 @pytest.mark.parametrize("size", [300, 1500])  # from the COG itself, and from an overview of it
 @pytest.mark.parametrize("angle", [2, 20, 30, 52])
 @pytest.mark.parametrize("crs", [UTM, "EPSG:4326"])
-def test_a_rotated_scene_has_the_corners_that_it_has_on_the_ground(tmp_path, crs, angle, size):
-    """In a north-up COG it is rotated: its edges consist of steps."""
+def test_the_footprint_of_a_rotated_scene_has_its_true_corners(tmp_path, crs, angle, size):
+    """In a north-up COG the scene is rotated, so its edges consist of steps."""
     pixel, corner = (10, (500_000, 5_200_000)) if crs == UTM else (0.0001, (10, 50))
     turned = Affine.translation(*corner) @ Affine.rotation(angle) @ Affine.scale(pixel, -pixel)
     full = np.full((size * 4 // 5, size), 9, "uint8")
@@ -172,9 +172,9 @@ def test_pixels_that_touch_at_a_corner_are_one_piece(tmp_path):
     assert footprint(path).geometry["type"] == "Polygon"
 
 
-def test_a_hole_is_as_large_in_an_overview_as_it_is(tmp_path):
+def test_a_hole_has_its_true_size_in_a_footprint_from_an_overview(tmp_path):
     """A pixel of an overview is valid if any pixel below it is: holes shrink as islands grow."""
-    is_nodata = turned_square(1024, angle=20, half=0.2)
+    is_nodata = rotated_square(1024, angle=20, half=0.2)
     path = write(
         tmp_path / "a.tif", (~is_nodata).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0, overviews=(2, 4, 8)
     )
@@ -185,7 +185,7 @@ def test_a_hole_is_as_large_in_an_overview_as_it_is(tmp_path):
     assert len(hole.coords) - 1 <= 8
 
 
-def test_salt_and_pepper_is_followed_coarsely(tmp_path):
+def test_the_footprint_of_noise_is_coarse(tmp_path):
     data = np.random.default_rng(1).integers(0, 2, (1000, 1000), dtype="uint8")
     path = write(tmp_path / "a.tif", data, crs=UTM, transform=UTM_GRID, nodata=0)
 
@@ -195,7 +195,7 @@ def test_salt_and_pepper_is_followed_coarsely(tmp_path):
     assert in_crs(ground, UTM).area == pytest.approx(1000 * 1000 * 900, rel=0.02)
 
 
-# The seams of the globe
+# Antimeridian and poles
 
 
 @pytest.mark.parametrize("crs", ["EPSG:4326", "EPSG:4167"])
@@ -265,7 +265,7 @@ def polar_scene(kind):
     "kind",
     ["around the pole", "with a hole at the pole", "three quarters", "one half", "one quarter", "beside the pole"],
 )
-def test_polar_rasters_cover_just_the_ground_they_hold(tmp_path, kind, crs):
+def test_the_footprint_of_a_polar_raster_covers_exactly_its_data(tmp_path, kind, crs):
     path = write(tmp_path / "a.tif", polar_scene(kind), crs=crs, transform=POLAR, nodata=0)
 
     ground = footprint(path)
@@ -274,12 +274,12 @@ def test_polar_rasters_cover_just_the_ground_they_hold(tmp_path, kind, crs):
     wrong = [place for place, is_data in points_of(path) if polygon.contains(place) != is_data]
     assert len(wrong) <= 6  # those within a pixel of an edge
     pole = 90 if crs == "EPSG:3413" else -90
-    reaches_the_pole = kind not in ("with a hole at the pole", "beside the pole")
-    assert (pole in (ground.bbox[1], ground.bbox[3])) == reaches_the_pole
+    includes_the_pole = kind not in ("with a hole at the pole", "beside the pole")
+    assert (pole in (ground.bbox[1], ground.bbox[3])) == includes_the_pole
     assert is_well_formed(ground)
 
 
-def test_the_footprint_of_the_whole_globe_is_the_whole_world(tmp_path):
+def test_the_footprint_of_a_global_raster_is_the_whole_world(tmp_path):
     degrees = write(tmp_path / "a.tif", np.ones((180, 360), "uint8"), transform=Affine(1, 0, -180, 0, -1, 90))
     east_first = write(tmp_path / "b.tif", np.ones((180, 360), "uint8"), transform=Affine(1, 0, 0, 0, -1, 90))
 
@@ -288,7 +288,7 @@ def test_the_footprint_of_the_whole_globe_is_the_whole_world(tmp_path):
         assert shape(footprint(path).geometry).area == pytest.approx(360 * 180)
 
 
-def test_a_full_disk_is_cut_where_the_earth_ends(tmp_path):
+def test_the_footprint_of_a_full_disk_ends_at_the_edge_of_the_earth(tmp_path):
     path = write(
         tmp_path / "a.tif",
         np.ones((200, 200), "uint8"),
@@ -302,7 +302,7 @@ def test_a_full_disk_is_cut_where_the_earth_ends(tmp_path):
     assert is_well_formed(ground)
 
 
-# Together
+# Union of footprints
 
 
 def test_the_union_of_tiles_has_no_inner_edges(tmp_path):
@@ -331,8 +331,8 @@ def test_a_raster_without_crs_is_refused(tmp_path):
         footprint(path)
 
 
-def test_the_same_ground_gives_the_same_text(tmp_path):
-    path = write(tmp_path / "a.tif", turned_square(300).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0)
+def test_the_same_area_gives_the_same_text(tmp_path):
+    path = write(tmp_path / "a.tif", rotated_square(300).astype("uint8"), crs=UTM, transform=UTM_GRID, nodata=0)
 
     assert json.dumps(footprint(path).geometry) == json.dumps(footprint(path).geometry)
     assert isinstance(footprint(path), Footprint)

@@ -36,7 +36,7 @@ def facts(crs: str | None, transform: Six | None, width: int = 2000, height: int
     return RasterFacts("x.tif", "GTiff", width, height, (BandFacts("uint8"),), crs=crs, transform=transform)
 
 
-def gdalwarps_resolution(folder: Path, crs: str, transform: Six) -> tuple[float, float]:
+def resolution_of_gdalwarp(folder: Path, crs: str, transform: Six) -> tuple[float, float]:
     source = write_raster(
         folder / "s.tif", np.zeros((1000, 2000), "uint8"), crs=crs, transform=Affine(*transform), sparse_ok=True
     )
@@ -55,23 +55,23 @@ def gdalwarps_resolution(folder: Path, crs: str, transform: Six) -> tuple[float,
         ("EPSG:3413", (1000, 0, -500_000, 0, -1000, -1_500_000)),
     ],
 )
-def test_resolution_is_gdalwarps(tmp_path: Path, crs: str, transform: Six) -> None:
+def test_the_resolution_is_that_of_gdalwarp(tmp_path: Path, crs: str, transform: Six) -> None:
     grid = output_grid(facts(crs, transform))
 
-    assert grid.resolution == pytest.approx(gdalwarps_resolution(tmp_path, crs, transform), rel=1e-6)
+    assert grid.resolution == pytest.approx(resolution_of_gdalwarp(tmp_path, crs, transform), rel=1e-6)
 
 
-def test_files_of_one_resolution_share_their_pixels() -> None:
+def test_pixels_of_files_with_the_same_resolution_are_aligned() -> None:
     one = output_grid(facts(UTM, (10, 0, 500_000, 0, -10, 5_200_000)), resolution=0.0001)
     other = output_grid(facts(UTM, (10, 0, 513_333, 0, -10, 5_211_111)), resolution=0.0001)
 
     for axis in (0, 1):
-        apart = (one.origin[axis] - other.origin[axis]) / 0.0001
-        assert apart == pytest.approx(round(apart), abs=1e-5)
+        distance_in_pixels = (one.origin[axis] - other.origin[axis]) / 0.0001
+        assert distance_in_pixels == pytest.approx(round(distance_in_pixels), abs=1e-5)
 
 
 def test_the_grid_covers_the_source() -> None:
-    """Its edges are curved northwards in degrees: the corners alone would not show that."""
+    """In degrees, the upper edge of the source is curved: its middle is north of both corners."""
     grid = output_grid(facts(UTM, (100, 0, 300_000, 0, -100, 6_700_000), 4000, 1000))
     _, upper_corners = transform(UTM, "EPSG:4326", [300_000, 700_000], [6_700_000, 6_700_000])
 
@@ -87,14 +87,14 @@ def test_a_file_in_the_target_crs_keeps_its_grid() -> None:
     assert grid == OutputGrid("EPSG:4326", (5.5, 48.2), (0.013, 0.007), 2000, 1000)
 
 
-def test_a_resolution_that_is_asked_for_is_counted_from_the_origin_of_the_crs() -> None:
+def test_a_grid_of_a_given_resolution_is_aligned_to_the_origin_of_the_crs() -> None:
     grid = output_grid(facts(UTM, (7, 0, 1003, 0, -7, 2005)), UTM, resolution=10.0)
 
     assert grid.origin == (1000, 2010)
     assert (grid.width, grid.height) == (1401, 701)
 
 
-def test_the_antimeridian_is_between_tiles() -> None:
+def test_no_tile_crosses_the_antimeridian() -> None:
     grid = output_grid(facts("EPSG:32660", (200, 0, 600_000, 0, -200, 5_400_000), 2000, 2000))
 
     tiles = tiles_of(grid, 1024, 512)
@@ -108,7 +108,7 @@ def test_the_antimeridian_is_between_tiles() -> None:
     assert east < -176
 
 
-def test_the_antimeridian_is_between_tiles_of_web_mercator_too() -> None:
+def test_no_tile_of_web_mercator_crosses_the_antimeridian() -> None:
     grid = output_grid(facts("EPSG:32660", (200, 0, 600_000, 0, -200, 5_400_000), 2000, 2000), "EPSG:3857")
 
     assert 200 < grid.resolution[0] < 400
@@ -116,7 +116,7 @@ def test_the_antimeridian_is_between_tiles_of_web_mercator_too() -> None:
     assert {tile.bounds_4326[0] for tile in tiles_of(grid, 1024) if tile.bounds_4326[0] < 0} >= {-180.0}
 
 
-def test_a_whole_world_is_no_wider_than_the_world() -> None:
+def test_the_grid_of_a_global_raster_is_at_most_360_degrees_wide() -> None:
     edge = 20037508.342789244
     grid = output_grid(facts("EPSG:3857", (edge / 500, 0, -edge, 0, -edge / 500, edge), 1000, 1000))
 
@@ -174,7 +174,7 @@ def test_tile_ids_are_padded() -> None:
 @pytest.mark.parametrize(
     ("tile_size", "overlap"), [(1000, 512), (1024, 100), (512, 512), (0, 0), (-512, 0), (1024, -512)]
 )
-def test_only_whole_blocks_make_tiles(tile_size: int, overlap: int) -> None:
+def test_the_size_of_a_tile_is_a_multiple_of_a_block(tile_size: int, overlap: int) -> None:
     with pytest.raises(InvalidRequest, match="tiles of"):
         tiles_of(OutputGrid(UTM, (0, 0), (1, 1), 5000, 5000), tile_size, overlap)
 
@@ -187,7 +187,7 @@ def test_a_window_that_does_not_start_at_a_block_is_refused(window: Window) -> N
         require_aligned(OutputGrid(UTM, (0, 0), (1, 1), 5000, 5000), window)
 
 
-def test_a_scheme_survives_geojson() -> None:
+def test_a_scheme_is_unchanged_after_geojson() -> None:
     grid = output_grid(facts("EPSG:32660", (200, 0, 600_000, 0, -200, 5_400_000), 2000, 2000))
     scheme = TilingScheme(grid, 1024, 512, tiles_of(grid, 1024, 512))
 
@@ -207,7 +207,7 @@ def test_an_invalid_scheme_is_refused(document: Any) -> None:
         scheme_from_geojson(document)
 
 
-def test_no_crs_and_no_georeference_are_the_files_fault() -> None:
+def test_a_file_without_crs_or_georeference_is_refused() -> None:
     with pytest.raises(UnfitData, match="no CRS"):
         output_grid(facts(None, (1, 0, 0, 0, -1, 0)))
     with pytest.raises(UnfitData, match="no georeference"):
@@ -215,7 +215,7 @@ def test_no_crs_and_no_georeference_are_the_files_fault() -> None:
 
 
 @pytest.mark.parametrize("resolution", [0, -1.0, math.nan, (1.0, 0.0)])
-def test_a_resolution_is_positive(resolution: Any) -> None:
+def test_a_resolution_that_is_not_positive_is_refused(resolution: Any) -> None:
     with pytest.raises(InvalidRequest, match="resolution"):
         output_grid(facts(UTM, (10, 0, 500_000, 0, -10, 5_200_000)), resolution=resolution)
 
@@ -225,7 +225,7 @@ def rotated_scene(folder: Path, values: Any, **profile: Any) -> Path:
     return write_raster(folder / "scene.tif", values, crs=UTM, transform=transform, **profile)
 
 
-def test_empty_tiles_are_left_out_and_no_data_is(tmp_path: Path) -> None:
+def test_empty_tiles_are_left_out_and_tiles_with_data_are_kept(tmp_path: Path) -> None:
     """One pixel of data in the far corner of a nodata source keeps its tile."""
     values = np.zeros((1, 3000, 3000), "uint8")
     values[0, 2990, 17] = 9
@@ -237,20 +237,20 @@ def test_empty_tiles_are_left_out_and_no_data_is(tmp_path: Path) -> None:
     kept = tiles_with_data(source, grid, tiles, raster_type=RasterType.CATEGORICAL)
 
     points = [_degrees(source, *place) for place in [(17.5, 2990.5), (1500.5, 100.5), (1600.5, 150.5), (1699.5, 199.5)]]
-    holding = {tile.tile_id for tile in tiles if any(_holds(grid, tile.window, *point) for point in points)}
+    holding = {tile.tile_id for tile in tiles if any(_contains(grid, tile.window, *point) for point in points)}
     assert len(holding) >= 2
     assert holding <= {tile.tile_id for tile in kept}
     assert len(kept) < len(tiles) / 3
 
 
-def test_without_nodata_only_tiles_outside_are_left_out(tmp_path: Path) -> None:
+def test_without_nodata_only_tiles_outside_the_source_are_left_out(tmp_path: Path) -> None:
     source = rotated_scene(tmp_path, np.ones((1, 2000, 2000), "uint8"), sparse_ok=True)
     grid = output_grid(read_facts(source))
     tiles = tiles_of(grid, 512, 0)
 
     kept = tiles_with_data(source, grid, tiles, raster_type=RasterType.RGB)
 
-    middle = [tile for tile in tiles if _holds(grid, tile.window, *_degrees(source, 1000, 1000))]
+    middle = [tile for tile in tiles if _contains(grid, tile.window, *_degrees(source, 1000, 1000))]
     corner = tiles[0]
     assert set(middle) <= set(kept)
     assert corner not in kept
@@ -262,6 +262,6 @@ def _degrees(source: Path, col: float, row: float) -> tuple[float, float]:
     return lon[0], lat[0]
 
 
-def _holds(grid: OutputGrid, window: Window, lon: float, lat: float) -> bool:
+def _contains(grid: OutputGrid, window: Window, lon: float, lat: float) -> bool:
     west, south, east, north = grid.bounds_of(window)
     return west <= lon <= east and south <= lat <= north

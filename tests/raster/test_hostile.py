@@ -30,8 +30,8 @@ SMALL_TILES = {"tiled": True, "blockxsize": 64, "blockysize": 64}
 TILES = {"tiled": True, "blockxsize": 512, "blockysize": 512}
 
 
-def a_bomb(path: Path, side: int = 100_000, *, sparse: bool = False) -> Path:
-    """Every block of the header is the same few bytes: a hundred kilobytes that decompress to ten gigabytes."""
+def decompression_bomb(path: Path, side: int = 100_000, *, sparse: bool = False) -> Path:
+    """A header whose blocks are all the same few bytes: 100 kB that decompress to 10 GB."""
     shape = {"width": side, "height": side, "count": 1, "dtype": "uint8", "crs": "EPSG:32633", "transform": TRANSFORM}
     with rasterio.open(path, "w", driver="GTiff", compress="deflate", SPARSE_OK=True, **shape, **TILES) as dataset:
         dataset.write(np.ones((512, 512), "uint8"), 1, window=rasterio.windows.Window(0, 0, 512, 512))
@@ -63,8 +63,8 @@ def codes(checked: Any) -> set[str]:
     return {finding.code for finding in checked.errors}
 
 
-def test_a_decompression_bomb_is_not_unpacked(tmp_path: Path) -> None:
-    path = a_bomb(tmp_path / "bomb.tif")
+def test_a_decompression_bomb_is_rejected_without_decompression(tmp_path: Path) -> None:
+    path = decompression_bomb(tmp_path / "bomb.tif")
     assert path.stat().st_size < 1_000_000
 
     start = time.perf_counter()
@@ -73,11 +73,11 @@ def test_a_decompression_bomb_is_not_unpacked(tmp_path: Path) -> None:
     assert codes(checked) == {"raster.bomb"}
     assert checked.seen.pixels == 0
     assert time.perf_counter() - start < 2
-    assert check(a_bomb(tmp_path / "sparse.tif", sparse=True)).verdict is not Verdict.REJECT
-    assert check(a_bomb(tmp_path / "small.tif", side=3000)).verdict is not Verdict.REJECT
+    assert check(decompression_bomb(tmp_path / "sparse.tif", sparse=True)).verdict is not Verdict.REJECT
+    assert check(decompression_bomb(tmp_path / "small.tif", side=3000)).verdict is not Verdict.REJECT
 
 
-def test_a_header_with_absurd_claims_is_rejected_at_once(tmp_path: Path) -> None:
+def test_a_header_with_absurd_dimensions_is_rejected_quickly(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(64, 64))
     data = bytearray(path.read_bytes())
     (directory,) = struct.unpack_from("<I", data, 4)
@@ -93,10 +93,10 @@ def test_a_header_with_absurd_claims_is_rejected_at_once(tmp_path: Path) -> None
     assert time.perf_counter() - start < 10
 
 
-# A process of its own
+# In a separate process
 
 
-def test_the_limited_process_gives_the_same_answer(tmp_path: Path) -> None:
+def test_the_limited_process_gives_the_same_result(tmp_path: Path) -> None:
     for name, content in {
         "warn": {"values": hills(60, 60)},
         "reject": {"values": noise(3, 60, 60), "crs": None},
@@ -109,7 +109,7 @@ def test_the_limited_process_gives_the_same_answer(tmp_path: Path) -> None:
         assert repr(checked) == repr(check(path))
 
 
-def test_the_limited_process_passes_parameters_on(tmp_path: Path) -> None:
+def test_the_limited_process_gets_all_parameters(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60), crs=None, nodata=0)
 
     checked = inspect(path, source_crs="EPSG:2193", raster_type="dem", ceilings=Ceilings(side=50), whole=True)
@@ -127,7 +127,7 @@ def test_the_limited_process_passes_parameters_on(tmp_path: Path) -> None:
 
 
 def test_a_file_that_takes_too_long_is_rejected(tmp_path: Path) -> None:
-    path = a_bomb(tmp_path / "slow.tif", side=150_000)
+    path = decompression_bomb(tmp_path / "slow.tif", side=150_000)
     patient = Ceilings(bomb_bytes=10**15)
 
     start = time.perf_counter()
@@ -148,7 +148,7 @@ def test_a_file_that_needs_too_much_memory_is_rejected(tmp_path: Path) -> None:
     assert inspect(path).verdict is Verdict.WARN
 
 
-def test_a_file_of_one_large_strip_is_rejected_before_it_is_unpacked(tmp_path: Path) -> None:
+def test_a_file_of_one_large_strip_is_rejected_before_decompression(tmp_path: Path) -> None:
     """GDAL shows it as rows, so its header looks harmless."""
     values = np.zeros((6_000, 6_000), "uint8")
     path = write_raster(tmp_path / "one strip.tif", values, nodata=1, compress="zstd", blockysize=6_000)
@@ -170,13 +170,13 @@ def test_a_file_of_one_large_strip_is_rejected_before_it_is_unpacked(tmp_path: P
         ("sleep 600 & sleep 600", "raster.hang"),
     ],
 )
-def test_the_caller_gets_an_answer_however_the_process_ends(
+def test_the_caller_gets_a_result_however_the_process_ends(
     script: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = tmp_path / "python"
-    stand_in.write_text(f"#!/bin/sh\n{script}\n")
-    stand_in.chmod(stand_in.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(limits.sys, "executable", str(stand_in))
+    fake_python = tmp_path / "python"
+    fake_python.write_text(f"#!/bin/sh\n{script}\n")
+    fake_python.chmod(fake_python.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(limits.sys, "executable", str(fake_python))
 
     start = time.perf_counter()
     checked = inspect(write_raster(tmp_path / "scene.tif", noise(8, 8)), limits=ProcessLimits(seconds=1))
@@ -185,7 +185,7 @@ def test_the_caller_gets_an_answer_however_the_process_ends(
     assert time.perf_counter() - start < 5
 
 
-def test_the_limited_process_sees_no_credentials_and_writes_no_file(
+def test_the_limited_process_has_no_credentials_and_writes_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A script in the process writes its environment to a file."""
@@ -208,7 +208,7 @@ def test_the_limited_process_sees_no_credentials_and_writes_no_file(
 
 
 def test_the_limited_process_starts_quickly(tmp_path: Path) -> None:
-    """Most of it is the start of Python and its libraries. CPU time, because the machine may be busy."""
+    """Most of the time is the start of Python and its libraries. CPU time, because the machine may be busy."""
     path = write_raster(tmp_path / "scene.tif", noise(3, 60, 60))
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
 
@@ -247,7 +247,7 @@ def bases(folder: Path) -> list[Path]:
 
 
 def flip_bits(data: bytearray, dice: random.Random) -> None:
-    """Mostly in the header, where it has the most effect."""
+    """Most bits are in the header, where they have the most effect."""
     for _ in range(dice.choice((1, 4, 30))):
         data[dice.randrange(min(len(data), dice.choice((64, 512, len(data)))))] ^= 1 << dice.randrange(8)
 
@@ -265,7 +265,7 @@ def overwrite(data: bytearray, dice: random.Random) -> None:
 
 
 def splice(data: bytearray, dice: random.Random) -> None:
-    """One part lands on another: tags swapped, blocks moved."""
+    """One part is copied over another, as if tags were swapped or blocks moved."""
     source, target, length = dice.randrange(len(data)), dice.randrange(len(data)), dice.choice((12, 12, 20, 200))
     data[target : target + length] = data[source : source + length]
 
@@ -291,8 +291,8 @@ DAMAGES: tuple[Callable[[bytearray, random.Random], None], ...] = (
 )
 
 
-def test_every_broken_file_gets_an_answer_in_time(tmp_path: Path) -> None:
-    """Some 290 of them, always the same ones."""
+def test_every_damaged_file_gets_a_result_in_time(tmp_path: Path) -> None:
+    """About 290 files, the same in every run."""
     good, broken = tmp_path / "good", tmp_path / "broken"
     good.mkdir()
     broken.mkdir()
@@ -321,7 +321,7 @@ def test_every_broken_file_gets_an_answer_in_time(tmp_path: Path) -> None:
     verdicts = [answer["answers"][0] for answer in answers]
     assert verdicts.count("reject") > 100
     assert set(verdicts) - {"reject"}, "some damage is harmless"
-    assert sorted(path.name for path in broken.iterdir()) == files  # and nothing was written beside them
+    assert sorted(path.name for path in broken.iterdir()) == files  # no other file was written
 
 
 def test_the_undamaged_files_pass(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_a_landscape_is_a_good_rgb_scene_in_utm(scene):
     assert answer.facts.nodata == 0
 
 
-def test_the_same_seed_gives_the_same_pixels_and_another_one_others(scene, tmp_path):
+def test_the_pixels_depend_on_the_seed_alone(scene, tmp_path):
     for name, seed in (("same", 11), ("other", 12)):
         make_landscape(tmp_path / name, 1024, seed=seed)
 
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_pixels_and_another_one_others(scene, tmp_p
     assert sums[0] != sums[2]
 
 
-def test_its_footprint_is_tilted_and_has_no_nodata_inside(scene):
+def test_the_footprint_of_a_landscape_is_tilted_and_has_no_holes(scene):
     is_data = _pixels(scene).all(axis=0)
     first = is_data.argmax(axis=1)
 
@@ -45,7 +45,7 @@ def test_its_footprint_is_tilted_and_has_no_nodata_inside(scene):
     assert is_data[512, first[512] :].sum() == is_data[512].sum()  # without holes
 
 
-def test_blocks_fit_together(scene):
+def test_adjacent_blocks_have_no_visible_edge(scene):
     """Where two blocks meet, neighbours differ as little as elsewhere."""
     green = _pixels(scene)[1].astype(int)
     steps = np.abs(np.diff(green[:, 300:900], axis=0)).mean(axis=1)

@@ -10,11 +10,11 @@ def test_every_public_name_exists() -> None:
     assert [
         name for name in raster.__all__ if not getattr(raster, name).__module__.startswith("dagmaster.raster.")
     ] == []
-    assert sorted(raster.__all__) == sorted(name for names in raster._HOMES.values() for name in names)
+    assert sorted(raster.__all__) == sorted(name for names in raster._MODULES.values() for name in names)
     assert not hasattr(raster, "no_such_thing")
 
 
-def test_the_package_alone_imports_no_pixels() -> None:
+def test_importing_the_package_imports_neither_rasterio_nor_numpy() -> None:
     program = "import sys, dagmaster.raster; print('rasterio' in sys.modules, 'numpy' in sys.modules)"
     completed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert completed.stdout.split() == ["False", "False"]

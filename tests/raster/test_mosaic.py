@@ -64,7 +64,7 @@ SCHEMA = {
 
 
 def grid(folder, *, crs, origin, pixel, tiles=3, size=200, overlap=20, turn=0.0):
-    """Overlapping tiles of one grid, numbered in their pixels."""
+    """Overlapping tiles of one grid; the pixels of each tile are its number."""
     whole = Affine.translation(*origin) @ Affine.rotation(turn) @ Affine.scale(pixel, -pixel)
     paths = []
     for row in range(tiles):
@@ -91,8 +91,8 @@ def scene(request, tmp_path):
     return paths, mosaic([mosaic_asset(path, name=path.name) for path in paths])
 
 
-def holders(paths, lon, lat):
-    """Names of the rasters whose grid holds each point, by the affine transform alone."""
+def tiles_containing(paths, lon, lat):
+    """For each point, the names of the rasters whose grid contains it, by the affine transform alone."""
     tiles = [set() for _ in lon]
     for path in paths:
         with rasterio.open(path) as dataset:
@@ -106,7 +106,7 @@ def holders(paths, lon, lat):
 
 
 def random_points(paths, number, *, seed=8):
-    """Around the mosaic and a little beyond, on the ground of the rasters' own CRS."""
+    """Points in and slightly outside the mosaic, evenly distributed in the rasters' own CRS."""
     rng = np.random.default_rng(seed)
     with rasterio.open(paths[0]) as first, rasterio.open(paths[-1]) as last:
         width, height = last.bounds.right - first.bounds.left, first.bounds.top - last.bounds.bottom
@@ -115,11 +115,11 @@ def random_points(paths, number, *, seed=8):
         return transform_points(first.crs, "EPSG:4326", x, y)[:2]
 
 
-def test_a_thousand_points_find_every_tile_that_holds_them(scene):
+def test_the_index_lists_every_tile_that_contains_a_point(scene):
     paths, document = scene
     lon, lat = random_points(paths, 1000)
 
-    expected = holders(paths, lon, lat)
+    expected = tiles_containing(paths, lon, lat)
 
     missing = [
         (x, y) for x, y, names in zip(lon, lat, expected, strict=True) if not names <= set(assets_at(document, x, y))
@@ -141,13 +141,13 @@ def test_cogeo_mosaic_finds_the_same_assets(scene):
     ("kind", "number"),
     [("degrees", 200), ("projected", 200), pytest.param("degrees", 1000, marks=pytest.mark.slow)],
 )
-def test_points_read_exactly_the_tiles_that_hold_them(tmp_path, kind, number):
-    """Through cogeo-mosaic from the written file, down to the pixels."""
+def test_a_point_is_read_from_exactly_the_tiles_that_contain_it(tmp_path, kind, number):
+    """Read through cogeo-mosaic from the written file, and compared by pixel values."""
     paths = grid(tmp_path, **GRIDS[kind])
     document = mosaic([mosaic_asset(path, name=path.name) for path in paths])
     (tmp_path / "mosaic.json").write_bytes(encode({**document, "asset_prefix": f"{tmp_path}/"}))
     lon, lat = random_points(paths, number)
-    expected = holders(paths, lon, lat)
+    expected = tiles_containing(paths, lon, lat)
 
     wrong = []
     with MosaicBackend(str(tmp_path / "mosaic.json")) as backend:
@@ -162,7 +162,7 @@ def test_points_read_exactly_the_tiles_that_hold_them(tmp_path, kind, number):
     assert wrong == []
 
 
-def test_no_quadkey_lists_a_tile_that_is_not_there(scene):
+def test_each_quadkey_lists_exactly_the_tiles_that_overlap_it(scene):
     paths, document = scene
     grounds = {path.name: shape(mosaic_asset(path, name=path.name).geometry) for path in paths}
 
@@ -172,7 +172,7 @@ def test_no_quadkey_lists_a_tile_that_is_not_there(scene):
         assert names == overlapping
 
 
-def test_the_index_stays_small_and_close(scene):
+def test_the_index_has_few_entries(scene):
     paths, document = scene
 
     entries = sum(map(len, document["tiles"].values()))
@@ -181,7 +181,7 @@ def test_the_index_stays_small_and_close(scene):
     assert max(map(len, document["tiles"].values())) <= 9
 
 
-def test_the_document_keeps_the_specification(scene):
+def test_the_document_conforms_to_the_specification(scene):
     _, document = scene
 
     jsonschema.validate(document, SCHEMA)
@@ -190,7 +190,7 @@ def test_the_document_keeps_the_specification(scene):
 
 
 @pytest.mark.parametrize("kind", ["degrees", "projected", "southern"])
-def test_zooms_are_those_of_rio_tiler_for_the_whole(tmp_path, kind):
+def test_the_zoom_levels_are_those_of_rio_tiler_for_the_whole_mosaic(tmp_path, kind):
     paths = grid(tmp_path, **GRIDS[kind])
     document = mosaic([mosaic_asset(path, name=path.name) for path in paths])
     subprocess.run(["gdalbuildvrt", "-q", tmp_path / "all.vrt", *paths], check=True)
@@ -203,7 +203,7 @@ def test_zooms_are_those_of_rio_tiler_for_the_whole(tmp_path, kind):
 
 
 def test_maxzoom_is_that_of_the_finest_tile(tmp_path):
-    """Of one grid in degrees, tiles nearer to the equator are finer on the map."""
+    """In a grid in degrees, tiles nearer to the equator have a finer resolution on the map."""
     paths = grid(tmp_path, **GRIDS["coarse"])
     document = mosaic([mosaic_asset(path, name=path.name) for path in paths])
 
@@ -219,11 +219,11 @@ def test_maxzoom_is_that_of_the_finest_tile(tmp_path):
 @pytest.mark.parametrize(
     "resolution", [0.01, 0.3, 1, 9.5, 10, 30, 76.43702828517624, 100, 108, 109, 1000, 156543, 300_000]
 )
-def test_the_zoom_of_a_resolution_is_morecantiles(resolution):
+def test_the_zoom_of_a_resolution_is_that_of_morecantile(resolution):
     assert module._zoom(resolution) == WEB_MAP.zoom_for_res(resolution)
 
 
-def test_minzoom_rises_where_a_tile_would_need_too_many(tmp_path):
+def test_minzoom_is_raised_if_a_map_tile_would_need_too_many_cogs(tmp_path):
     assets = [mosaic_asset(path, name=path.name) for path in grid(tmp_path, **GRIDS["degrees"], tiles=7)]
 
     free, limited = mosaic(assets), mosaic(assets, assets_per_tile=16)
@@ -244,8 +244,8 @@ def test_a_mosaic_across_the_antimeridian_has_tiles_on_both_sides(tmp_path):
     assert document["maxzoom"] == 10
 
 
-def test_a_raster_to_the_pole_has_a_sensible_zoom(tmp_path):
-    """There rio-tiler falls back to zoom 0, at which no detail is visible."""
+def test_a_raster_that_reaches_a_pole_has_a_useful_maxzoom(tmp_path):
+    """For such a raster rio-tiler falls back to zoom 0, at which no detail is visible."""
     path = write(tmp_path / "a.tif", np.ones((1800, 3600), "uint8"), transform=Affine(0.1, 0, -180, 0, -0.1, 90))
 
     document = mosaic([mosaic_asset(path, name=path.name)])
@@ -255,7 +255,7 @@ def test_a_raster_to_the_pole_has_a_sensible_zoom(tmp_path):
     assert assets_at(document, 12, 89.5) == ["a.tif"]
 
 
-def test_sliver_tiles_at_the_edge_do_not_blow_up_the_index(tmp_path):
+def test_narrow_tiles_at_the_edge_do_not_enlarge_the_index(tmp_path):
     """cogeo-mosaic takes the zoom of the smallest raster, at which a large one covers a thousand squares."""
     large = write(
         tmp_path / "large.tif", np.ones((2000, 2000), "uint8"), transform=Affine(0.0001, 0, 10, 0, -0.0001, 50)
@@ -278,7 +278,7 @@ def test_the_same_tiles_give_the_same_bytes(tmp_path):
     assert list(json.loads(one)["tiles"]) == sorted(json.loads(one)["tiles"])
 
 
-def test_an_asset_survives_json(tmp_path):
+def test_an_asset_is_unchanged_after_json(tmp_path):
     [path] = grid(tmp_path, **GRIDS["degrees"], tiles=1)
     asset = mosaic_asset(path, name="a.tif")
 
@@ -287,7 +287,7 @@ def test_an_asset_survives_json(tmp_path):
     assert encode(mosaic([travelled])) == encode(mosaic([asset]))
 
 
-def test_names_stay_relative_and_the_prefix_public(tmp_path):
+def test_names_are_relative_and_the_prefix_is_public(tmp_path):
     [path] = grid(tmp_path, **GRIDS["degrees"], tiles=1)
     prefix = "https://data.example.org/cogs/roads/v1/r1/"
 
@@ -342,7 +342,7 @@ def test_an_empty_or_ambiguous_mosaic_is_refused():
 
 
 def test_squares_that_an_outline_only_touches_are_left_out():
-    """An L whose inner side runs along the edge of a square: the box around it holds that square, the L does not."""
+    """An L-shape whose inner edge runs along a square: its bounding box contains that square, the shape does not."""
     ground = Polygon([(0, 0), (22.5, 0), (22.5, 5), (11.25, 5), (11.25, 15), (0, 15)])
     asset = MosaicAsset("a.tif", ground.__geo_interface__, ground.bounds, 100, "float32")
 
@@ -352,7 +352,7 @@ def test_squares_that_an_outline_only_touches_are_left_out():
     assert len(list(module._tiles_around(ground.bounds, 5))) == 4
 
 
-def test_mixed_types_are_other(tmp_path):
+def test_the_data_type_of_mixed_types_is_other(tmp_path):
     one = write(tmp_path / "a.tif", np.ones((50, 50), "uint8"))
     other = write(tmp_path / "b.tif", np.ones((50, 50), "float32"))
 

@@ -1,4 +1,4 @@
-"""Tiles compared with gdalwarp of the whole onto the same grid, with gdalinfo's checksums, and with each other."""
+"""Tiles compared with gdalwarp of the whole source to the same grid, with gdalinfo's checksums, and with each other."""
 
 import json
 import math
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.requirement("R8")
 SIZE = 900
 
 # A UTM zone, a Lambert and an Albers conic, degrees of another datum, and web Mercator;
-# one of them turned by 20°, one south-up.
+# one of them rotated by 20°, one south-up.
 PLACES = {
     "utm": ("EPSG:32633", Affine(10, 0, 500_000, 0, -10, 5_200_000)),
     "utm-rotated": ("EPSG:32633", Affine.translation(500_000, 5_200_000) @ Affine.rotation(20) @ Affine.scale(10, -10)),
@@ -62,7 +62,7 @@ def cogs_of(
 
 
 def assembled(cogs: list[tuple[Tile, Path]], grid: OutputGrid) -> tuple[Any, int]:
-    """The whole from its tiles, and how many pixels two tiles disagree on."""
+    """The whole raster, assembled from its tiles, and the number of pixels in which two tiles differ."""
     whole: Any = None
     seen = np.zeros((grid.height, grid.width), bool)
     differing = 0
@@ -119,7 +119,7 @@ def away_from_edge(values: Any, by: int = 8) -> Any:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nearest_is_gdalwarps_and_tiles_agree(tmp_path: Path, place: str) -> None:
+def test_nearest_equals_gdalwarp_and_tiles_agree(tmp_path: Path, place: str) -> None:
     source = source_at(tmp_path, place, speckled(1))
     grid = output_grid(read_facts(source))
 
@@ -134,7 +134,9 @@ def test_nearest_is_gdalwarps_and_tiles_agree(tmp_path: Path, place: str) -> Non
 @pytest.mark.parametrize(
     ("method", "place"), [*(("bilinear", place) for place in PLACES), ("cubic", "utm-rotated"), ("cubic", "albers")]
 )
-def test_interpolation_is_within_a_level_of_gdalwarps_and_tiles_agree(tmp_path: Path, place: str, method: str) -> None:
+def test_interpolation_differs_from_gdalwarp_by_at_most_1_and_tiles_agree(
+    tmp_path: Path, place: str, method: str
+) -> None:
     source = source_at(tmp_path, place, smooth(1 if place != "utm" else 3))
     grid = output_grid(read_facts(source))
 
@@ -149,7 +151,7 @@ def test_interpolation_is_within_a_level_of_gdalwarps_and_tiles_agree(tmp_path: 
 
 @pytest.mark.parametrize("method", ["bilinear", "cubic", "lanczos"])
 def test_tiles_agree_at_the_edge_of_nodata(tmp_path: Path, method: str) -> None:
-    """A collar of nodata turned against the grid: masked and plain kernels meet in every tile."""
+    """The collar is rotated against the grid, so that every tile has pixels with and without nodata nearby."""
     values = speckled(3)
     y, x = np.mgrid[0:SIZE, 0:SIZE]
     values[:, (x + y < 500) | (x - y > 400) | ((x - 450) ** 2 + (y - 450) ** 2 < 90**2)] = 0
@@ -195,12 +197,12 @@ def test_nan_is_nodata_and_stays_nodata(tmp_path: Path) -> None:
     oracle = gdalwarped(source, grid, "bilinear", "-dstnodata", "nan")
     both = ~np.isnan(whole) & ~np.isnan(oracle)
     assert (np.isnan(whole) == np.isnan(oracle)).mean() > 0.9999
-    assert np.abs(whole - oracle)[both].max() < 5  # of 10,000; the edges of the hole included
+    assert np.abs(whole - oracle)[both].max() < 5  # of 10,000, including the edges of the hole
     with rasterio.open(cogs[0][1]) as dataset:
         assert math.isnan(dataset.nodata)
 
 
-def test_classes_keep_their_set(tmp_path: Path) -> None:
+def test_no_new_classes_are_created(tmp_path: Path) -> None:
     classes = np.array([3, 11, 42, 97, 200], "uint8")
     y, x = np.mgrid[0:SIZE, 0:SIZE]
     values = classes[((x // 37 + y // 53) % 5)][np.newaxis]
@@ -232,7 +234,9 @@ def checksums(path: Path) -> list[int]:
         ("float32", 1, {"nodata": math.nan}),
     ],
 )
-def test_without_reprojection_checksums_are_the_sources(tmp_path: Path, dtype: str, bands: int, layout: Any) -> None:
+def test_without_reprojection_checksums_equal_those_of_the_source(
+    tmp_path: Path, dtype: str, bands: int, layout: Any
+) -> None:
     values = smooth(bands, dtype, 1100)
     values[:, 100:300, 100:300] = layout.get("nodata", 7)
     source = write_raster(tmp_path / "source.tif", values, **layout)
@@ -287,7 +291,7 @@ def test_a_raster_across_the_antimeridian_is_split_there(tmp_path: Path, crs: st
     assert {180.0} < {east for _, _, east, _ in bounds_by_col.values()}
     assert {-180.0} < {west for west, _, _, _ in bounds_by_col.values()}
     whole, _ = assembled(cogs, grid)
-    # gdalwarp knows no longitude beyond 180°: each half by itself is what it would give.
+    # gdalwarp does not support longitudes beyond 180°, so each half is compared separately.
     for start, stop in grid.sections:
         origin = grid.transform_of(Window(start, 0, stop - start, grid.height)).c, grid.origin[1]
         half = OutputGrid(grid.crs, origin, grid.resolution, stop - start, grid.height)
@@ -314,7 +318,7 @@ def test_a_pole_inside_gives_all_longitudes(tmp_path: Path, crs: str, pole: int)
     assert (whole[0, 0 if pole > 0 else -1] != 0).all()
 
 
-def test_longitudes_of_0_to_360_come_to_the_usual_ones(tmp_path: Path) -> None:
+def test_longitudes_of_0_to_360_are_converted_to_minus_180_to_180(tmp_path: Path) -> None:
     values = smooth(1, "uint8", 720)[:, :360]
     source = write_raster(tmp_path / "source.tif", values, crs="EPSG:4326", transform=Affine(0.5, 0, 0, 0, -0.5, 90))
     same = output_grid(read_facts(source))

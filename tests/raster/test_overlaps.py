@@ -26,8 +26,8 @@ def cog(folder: Path, name: str, values: Any, offset: tuple[int, int], scale: fl
     return CountedCog(path, measure(path))
 
 
-def placed(cogs: list[CountedCog]) -> list[CountedCog]:
-    """With the COGs above each one."""
+def with_cogs_above(cogs: list[CountedCog]) -> list[CountedCog]:
+    """The same COGs, each with the list of COGs above it."""
     paths = {Path(each.path).name: each.path for each in cogs}
     above = covering(mosaic_asset(path, name=name) for name, path in paths.items())
     return [replace(each, above=[paths[name] for name in above[Path(each.path).name]]) for each in cogs]
@@ -37,11 +37,11 @@ def rendered(cogs: list[CountedCog]) -> Any:
     """The pixels of the mosaic, in a box around all COGs."""
     paths = sorted(each.path for each in cogs)
     boxes = [Reader(path).dataset.bounds for path in paths]
-    around = (*np.min(boxes, axis=0)[:2], *np.max(boxes, axis=0)[2:])
+    bounds = (*np.min(boxes, axis=0)[:2], *np.max(boxes, axis=0)[2:])
 
     def read(path: str) -> Any:
         with Reader(path) as reader:
-            return reader.part(around, bounds_crs=reader.crs, dst_crs=reader.crs)
+            return reader.part(bounds, bounds_crs=reader.crs, dst_crs=reader.crs)
 
     image, _ = mosaic_reader(paths, read, threads=0)
     return image.array
@@ -59,14 +59,14 @@ def test_each_pixel_of_a_mosaic_counts_once(tmp_path: Path, seed: int, dtype: st
         extent[row : row + values.shape[1], col : col + values.shape[2]] = True
         cogs.append(cog(tmp_path, str(name), values, (col, row), nodata=0))
 
-    statistics = summarize(count_once(placed(cogs)))
+    statistics = summarize(count_once(with_cogs_above(cogs)))
 
     for band, ours in zip(rendered(cogs), statistics, strict=True):
-        seen = band.compressed().astype("float64")
+        valid = band.compressed().astype("float64")
         assert ours is not None
-        assert (ours.count, ours.minimum, ours.maximum) == (seen.size, seen.min(), seen.max())
-        assert (ours.mean, ours.stddev) == pytest.approx((seen.mean(), seen.std()), rel=1e-11)
-        assert ours.valid_percent == pytest.approx(100 * seen.size / extent.sum())
+        assert (ours.count, ours.minimum, ours.maximum) == (valid.size, valid.min(), valid.max())
+        assert (ours.mean, ours.stddev) == pytest.approx((valid.mean(), valid.std()), rel=1e-11)
+        assert ours.valid_percent == pytest.approx(100 * valid.size / extent.sum())
         assert not ours.approximate
 
 
@@ -75,18 +75,20 @@ def test_files_whose_valid_pixels_do_not_overlap_are_not_read_again(tmp_path: Pa
     values[0, :, 40:], values[1, :, :40] = 0, 0
     cogs = [cog(tmp_path, f"{at}.tif", half, (0, 0), nodata=0) for at, half in enumerate(values)]
 
-    [ours] = summarize(count_once(placed(cogs), most_values=0))
+    [ours] = summarize(count_once(with_cogs_above(cogs), max_values=0))
 
     assert ours is not None
     assert (ours.count, ours.valid_percent, ours.approximate) == (SIZE * SIZE, 100, False)
 
 
-@pytest.mark.parametrize(("scale", "most_values"), [(2, 10**9), (1, 100)])
-def test_statistics_that_cannot_be_exact_are_marked(tmp_path: Path, scale: float, most_values: int) -> None:
+@pytest.mark.parametrize(("scale", "max_values"), [(2, 10**9), (1, 100)])
+def test_statistics_that_cannot_be_exact_are_marked_as_approximate(
+    tmp_path: Path, scale: float, max_values: int
+) -> None:
     values = np.full((SIZE, SIZE), 9, "uint8")
     cogs = [cog(tmp_path, "a.tif", values, (0, 0)), cog(tmp_path, "b.tif", values, (40, 40), scale)]
 
-    [ours] = summarize(count_once(placed(cogs), most_values=most_values))
+    [ours] = summarize(count_once(with_cogs_above(cogs), max_values=max_values))
 
     assert ours is not None
     assert ours.approximate

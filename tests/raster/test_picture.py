@@ -22,7 +22,7 @@ def pixels(image: bytes):
         return file.read()
 
 
-def test_tiles_are_cropped_to_the_box_and_stand_where_they_belong():
+def test_tiles_are_placed_at_their_positions_and_cropped_to_the_box():
     tiles = {(5, 7): png(10, 0, 0), (6, 7): png(20, 0, 0), (5, 8): png(30, 0, 0)}
 
     picture = pixels(stitched(tiles, (21, 30, 26, 34), tile_size=4))
@@ -31,7 +31,7 @@ def test_tiles_are_cropped_to_the_box_and_stand_where_they_belong():
     assert picture[0].tolist() == [[10, 10, 10, 20, 20], [10, 10, 10, 20, 20], [30, 30, 30, 0, 0], [30, 30, 30, 0, 0]]
 
 
-def test_where_there_is_no_tile_it_can_be_seen_through():
+def test_the_picture_is_transparent_where_there_is_no_tile():
     picture = pixels(stitched({(0, 0): png(1, 2, 3)}, (0, 0, 8, 4), tile_size=4))
 
     assert picture[3].tolist() == [[255] * 4 + [0] * 4] * 4

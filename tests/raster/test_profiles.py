@@ -24,7 +24,7 @@ def test_analysis_is_the_default_and_lossless() -> None:
     assert ANALYSIS.options("float32")["predictor"] == 3
 
 
-def test_archive_is_kept_cool_and_suits_the_type() -> None:
+def test_archive_uses_cool_storage_and_a_compression_for_the_type() -> None:
     archive = profile_of("archive")
 
     assert archive.storage_tier == "cool"
@@ -53,7 +53,7 @@ def test_jpeg_is_refused_with_the_reason(dtype: str, colors: list[str], message:
 
 
 @pytest.mark.parametrize("colors", [RGB, [*RGB, "alpha"]])
-def test_pictures_fit_jpeg(colors: list[str]) -> None:
+def test_jpeg_is_accepted_for_pictures(colors: list[str]) -> None:
     profile = profile_of("visualization", jpeg_quality=70)
 
     require_fit(profile, "uint8", colors)
@@ -61,7 +61,7 @@ def test_pictures_fit_jpeg(colors: list[str]) -> None:
     assert profile.options("uint8") == {"compress": "JPEG", "jpeg_quality": 70, "photometric": "YCBCR"}
 
 
-def test_complex_numbers_fit_nowhere() -> None:
+def test_complex_numbers_are_refused() -> None:
     with pytest.raises(UnfitData, match="complex"):
         require_fit(ANALYSIS, "complex64", ["gray"])
 
@@ -73,7 +73,7 @@ def test_the_error_for_an_unknown_tier_lists_the_tiers(wrong: str) -> None:
 
 
 @pytest.mark.parametrize("quality", [0, 101])
-def test_quality_has_limits(quality: int) -> None:
+def test_a_quality_outside_1_to_100_is_refused(quality: int) -> None:
     with pytest.raises(InvalidRequest, match="quality"):
         profile_of("visualization", jpeg_quality=quality)
 
@@ -88,7 +88,7 @@ def test_quality_has_limits(quality: int) -> None:
         (RasterType.UNKNOWN, False, Resampling.bilinear, Resampling.average),
     ],
 )
-def test_classes_are_chosen_and_measurements_interpolated(
+def test_classes_use_nearest_and_mode_and_measurements_are_interpolated(
     raster_type: RasterType, has_palette: bool, warp: Resampling, overview: Resampling
 ) -> None:
     assert resampling_for(raster_type, has_palette) is warp

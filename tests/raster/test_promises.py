@@ -33,11 +33,11 @@ ROTATED = Affine.translation(500_000, 5_000_000) @ Affine.rotation(30) @ Affine.
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A fix: a file that needs it, and the check that it was applied."""
+class FixCase:
+    """A file that needs a fix, and a function that checks that it was applied."""
 
     content: dict[str, Any]
-    holds: Callable[[Any, CogFacts], bool]
+    is_applied: Callable[[Any, CogFacts], bool]
     target_crs: str = UTM33
     source_crs: str | None = None
     driver: str = "GTiff"
@@ -67,14 +67,14 @@ def is_masked_outside(cog: Any, written: CogFacts) -> bool:
 
 
 PICTURE = {"values": noise(3, 120, 120), "photometric": "RGB"}
-PROMISES: dict[Fix, Kept] = {
-    Fix.ASSUME_CRS: Kept({**PICTURE, "crs": None}, lambda cog, _: cog.crs.to_epsg() == 32633, source_crs=UTM33),
-    Fix.DECLARE_NODATA: Kept(
+FIX_CASES: dict[Fix, FixCase] = {
+    Fix.ASSUME_CRS: FixCase({**PICTURE, "crs": None}, lambda cog, _: cog.crs.to_epsg() == 32633, source_crs=UTM33),
+    Fix.DECLARE_NODATA: FixCase(
         {"values": collar(hills(120, 120), -9999)},
         lambda cog, _: cog.nodata == -9999 and gdalinfo(cog.name)["bands"][0]["noDataValue"] == -9999,
     ),
-    Fix.ADD_MASK: Kept({**PICTURE, "transform": ROTATED}, is_masked_outside),
-    Fix.NARROW_DTYPE: Kept(
+    Fix.ADD_MASK: FixCase({**PICTURE, "transform": ROTATED}, is_masked_outside),
+    Fix.NARROW_DTYPE: FixCase(
         {"values": noise(120, 120, dtype="int32", high=9), "nodata": 0},
         lambda cog, _: (
             cog.dtypes == ("uint8",)
@@ -82,7 +82,7 @@ PROMISES: dict[Fix, Kept] = {
             and np.array_equal(cog.read(1), noise(120, 120, dtype="int32", high=9))
         ),
     ),
-    Fix.UNSET_ALPHA: Kept(
+    Fix.UNSET_ALPHA: FixCase(
         {"values": noise(4, 120, 120), "photometric": "RGB", "alpha": "YES"},
         lambda cog, written: (
             ColorInterp.alpha not in cog.colorinterp
@@ -90,7 +90,7 @@ PROMISES: dict[Fix, Kept] = {
             and np.array_equal(cog.read(4), noise(4, 120, 120)[3])
         ),
     ),
-    Fix.USE_ALPHA: Kept(
+    Fix.USE_ALPHA: FixCase(
         {
             "values": with_alpha(noise(3, 120, 120), np.where(np.arange(120) < 60, 255, 0)),
             "photometric": "RGB",
@@ -101,23 +101,23 @@ PROMISES: dict[Fix, Kept] = {
             cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any()
         ),
     ),
-    Fix.USE_MASK: Kept(
+    Fix.USE_MASK: FixCase(
         {**PICTURE, "nodata": 7, "after": masked},
         lambda cog, _: (
             cog.nodata is None and (cog.dataset_mask()[:, :60] == 255).all() and not cog.dataset_mask()[:, 60:].any()
         ),
     ),
-    Fix.DROP_NODATA: Kept(
+    Fix.DROP_NODATA: FixCase(
         {"values": noise(120, 120), "GDAL_NODATA": "-9999"}, lambda cog, _: cog.nodata in (0, 255, None)
     ),
-    Fix.RESAMPLE_NORTH_UP: Kept(
+    Fix.RESAMPLE_NORTH_UP: FixCase(
         {**PICTURE, "transform": ROTATED, "nodata": 0},
         lambda cog, _: cog.transform.b == cog.transform.d == 0 and cog.transform.a > 0 > cog.transform.e,
     ),
-    Fix.RETILE: Kept(
+    Fix.RETILE: FixCase(
         {"values": noise(3, 600, 600), "photometric": "RGB"}, lambda cog, _: set(cog.block_shapes) == {(512, 512)}
     ),
-    Fix.WRAP_LONGITUDES: Kept(
+    Fix.WRAP_LONGITUDES: FixCase(
         {**PICTURE, "crs": "EPSG:4326", "transform": Affine(0.1, 0, 190, 0, -0.1, 10)},
         lambda cog, _: (
             -170.1 < cog.bounds.left < -169.9 and gdalinfo(cog.name)["cornerCoordinates"]["upperLeft"][0] < 0
@@ -137,8 +137,10 @@ def source(folder: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def mended(path: Path, target_crs: str, source_crs: str | None, **how: Any) -> tuple[set[Fix | None], CogFacts]:
-    """The verdict, and the COG that is written with only its parameters."""
+def checked_and_written(
+    path: Path, target_crs: str, source_crs: str | None, **how: Any
+) -> tuple[set[Fix | None], CogFacts]:
+    """The fixes that the check names, and the COG that is written with its parameters."""
     checked = check(path, source_crs=source_crs)
     assert checked.facts is not None
     grid = output_grid(checked.facts, target_crs)
@@ -148,16 +150,16 @@ def mended(path: Path, target_crs: str, source_crs: str | None, **how: Any) -> t
     return {finding.fix for finding in checked.findings}, written
 
 
-@pytest.mark.parametrize("fix", PROMISES)
+@pytest.mark.parametrize("fix", FIX_CASES)
 def test_every_named_fix_is_applied(tmp_path: Path, fix: Fix) -> None:
-    promise = PROMISES[fix]
-    path = source(tmp_path, promise.content)
+    case = FIX_CASES[fix]
+    path = source(tmp_path, case.content)
 
-    promised, written = mended(path, promise.target_crs, promise.source_crs)
+    fixes, written = checked_and_written(path, case.target_crs, case.source_crs)
 
-    assert fix in promised
+    assert fix in fixes
     with rasterio.open(written.path) as cog:
-        assert promise.holds(cog, written)
+        assert case.is_applied(cog, written)
 
 
 def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None:
@@ -191,26 +193,26 @@ def test_bands_of_different_types_get_one_that_holds_all(tmp_path: Path) -> None
         assert np.array_equal(cog.read(1), noise(60, 60))
 
 
-def test_every_fix_has_its_promise_tested() -> None:
-    assert {*PROMISES, Fix.COMMON_DTYPE} == set(Fix)
+def test_every_fix_is_tested() -> None:
+    assert {*FIX_CASES, Fix.COMMON_DTYPE} == set(Fix)
 
 
 @pytest.mark.parametrize("tier", ["visualization", "analysis", "archive"])
-def test_an_ordinary_picture_passes_and_is_masked_where_the_output_reaches_beyond_it(tmp_path: Path, tier: str) -> None:
+def test_an_ordinary_picture_passes_and_gets_a_mask_if_the_output_is_larger(tmp_path: Path, tier: str) -> None:
     path = write_raster(tmp_path / "source.tif", noise(3, 400, 400), photometric="RGB")
 
     checked = check(path)
-    promised, written = mended(path, "EPSG:4326", None, profile=profile_of(tier))
-    _, within = mended(path, UTM33, None, profile=profile_of(tier))
+    fixes, written = checked_and_written(path, "EPSG:4326", None, profile=profile_of(tier))
+    _, within = checked_and_written(path, UTM33, None, profile=profile_of(tier))
 
     assert checked.warnings == ()
-    assert Fix.ADD_MASK in promised
+    assert Fix.ADD_MASK in fixes
     assert written.validity is Validity.MASK
-    assert within.validity is Validity.ALL  # nothing lies beyond: no mask
+    assert within.validity is Validity.ALL  # the output is not larger than the source
 
 
 def test_values_that_do_not_fit_are_clamped_and_reported(tmp_path: Path) -> None:
-    """As gdal_translate clamps; nodata does not count."""
+    """They are clamped as by gdal_translate; nodata pixels are not counted."""
     values = noise(200, 200, dtype="int32", low=-50, high=300)
     values[0] = -9
     path = write_raster(tmp_path / "source.tif", values, nodata=-9)
@@ -245,7 +247,7 @@ def test_masked_pixels_are_not_counted_as_clamped(tmp_path: Path) -> None:
         ("uint8", noise(20, 20, dtype="int32"), -9999),
         ("nonsense", noise(20, 20), None),
     ],
-    ids=["floats", "to floats", "nodata beyond", "no type"],
+    ids=["floats", "to floats", "nodata out of range", "unknown type"],
 )
 def test_an_impossible_type_is_refused(tmp_path: Path, dtype: str, values: Any, nodata: float | None) -> None:
     path = write_raster(tmp_path / "source.tif", values, nodata=nodata)
@@ -258,20 +260,20 @@ def test_an_impossible_type_is_refused(tmp_path: Path, dtype: str, values: Any, 
 
 
 def test_values_with_alpha_are_not_narrowed(tmp_path: Path) -> None:
-    """Opaque is 65535 there, and would no longer be."""
+    """In 16 bits opaque is 65535, which would be clamped."""
     values = with_alpha(noise(3, 60, 60, dtype="uint16"), 65535)
     path = write_raster(tmp_path / "source.tif", values, photometric="RGB", alpha="YES")
 
     assert check(path).fixes.dtype is None
 
 
-def test_the_nodata_of_every_band_must_fit(tmp_path: Path) -> None:
+def test_the_narrowed_type_can_hold_the_nodata_value(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "source.tif", noise(60, 60, dtype="int32", high=9), nodata=-9999)
 
     checked = check(path)
 
     assert checked.fixes.dtype == "int16"
-    assert math.isclose(mended(path, UTM33, None)[1].nodata or 0, -9999)
+    assert math.isclose(checked_and_written(path, UTM33, None)[1].nodata or 0, -9999)
     with rasterio.open(tmp_path / "cog.tif") as cog:
         assert cog.dtypes == ("int16",)
         assert MaskFlags.nodata in cog.mask_flag_enums[0]

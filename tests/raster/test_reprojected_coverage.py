@@ -1,4 +1,4 @@
-"""The valid pixels of an output against the coverage of its source, projected point by point with pyproj.
+"""The valid pixels of an output, compared with the coverage of its source, projected point by point with pyproj.
 
 Random scenes in many CRSs. An output pixel must be valid if its centre is well inside the valid pixels of the source,
 and must not be if it is well outside of them; only at the border, within the reach of the kernel, either is right.
@@ -73,7 +73,7 @@ def random_scene(folder: Path, place: str, seed: int) -> Scene:
     crs, centre, reach, sizes = _PLACES[place]
     width, height = (int(side) for side in rng.integers(20, 1000, 2))
     size = float(np.exp(rng.uniform(*np.log(sizes))))
-    # A third of the scenes lies over the middle: at the pole, on the antimeridian.
+    # 40 % of the scenes are near the centre: at the pole, or on the antimeridian.
     share = rng.choice([0.1, 1.0], p=[0.4, 0.6])
     x, y = (float(c + share * r * rng.uniform(-1, 1)) for c, r in zip(centre, reach, strict=True))
     angle = float(rng.choice([0, 0, rng.uniform(-180, 180)]))
@@ -153,7 +153,7 @@ def source_positions(scene: Scene) -> tuple[Any, Any]:
     return columns, lines
 
 
-def certain(scene: Scene, columns: Any, lines: Any) -> tuple[Any, Any]:
+def required_pixels(scene: Scene, columns: Any, lines: Any) -> tuple[Any, Any]:
     """Output pixels that must be valid, and those that must not be."""
     reach = 1 + int(np.ceil(2 * max(1.0, *(_median_step(axis) for axis in (columns, lines)))))
     inner, outer = _box_count(scene.valid, reach)
@@ -176,7 +176,7 @@ def _median_step(positions: Any) -> float:
 
 
 def _box_count(valid: Any, reach: int) -> tuple[Any, Any]:
-    """Padded by `reach`: where all pixels of a box are valid, and where any is."""
+    """For each pixel, padded by `reach`: whether all pixels of the box around it are valid, and whether any is."""
     side = 2 * reach + 1
     sums = np.pad(np.pad(valid, 2 * reach).astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     counts = sums[side:, side:] - sums[:-side, side:] - sums[side:, :-side] + sums[:-side, :-side]
@@ -191,9 +191,11 @@ def require_covered(folder: Path, place: str, seed: int) -> None:
         if error.code == "raster.too-coarse":  # close to a pole, where a pixel spans many columns of the source
             return
         raise
-    must, must_not = certain(scene, *source_positions(scene))
+    must, must_not = required_pixels(scene, *source_positions(scene))
     wrong = (must & ~mask).sum(), (must_not & mask).sum()
-    assert wrong == (0, 0), f"{place} {seed}: {wrong[0]} of {must.sum()} pixels are missing, {wrong[1]} are too many"
+    assert wrong == (0, 0), (
+        f"{place} {seed}: {wrong[0]} of {must.sum()} pixels are missing, {wrong[1]} are wrongly valid"
+    )
 
 
 @pytest.mark.parametrize("crs", ["EPSG:3031", "EPSG:3976", "EPSG:6932", "EPSG:3413", "EPSG:6931"])
@@ -210,7 +212,7 @@ def test_a_scene_around_a_pole_covers_every_longitude(
 
     mask = output_mask(scene, tmp_path)
 
-    must, must_not = certain(scene, *source_positions(scene))
+    must, must_not = required_pixels(scene, *source_positions(scene))
     assert mask.any(axis=0).all()
     assert not (must & ~mask).any()
     assert not (must_not & mask).any()
@@ -226,13 +228,13 @@ def test_a_scene_that_is_smaller_than_a_pixel_at_a_pole_is_refused(tmp_path: Pat
 
 
 @pytest.mark.parametrize("place", _PLACES)
-def test_valid_pixels_are_those_that_the_source_covers(tmp_path: Path, place: str) -> None:
+def test_exactly_the_pixels_that_the_source_covers_are_valid(tmp_path: Path, place: str) -> None:
     for seed in (1, 7):
         require_covered(tmp_path, place, seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", _PLACES)
-def test_valid_pixels_are_those_that_many_sources_cover(tmp_path: Path, place: str) -> None:
+def test_exactly_the_covered_pixels_are_valid_for_many_scenes(tmp_path: Path, place: str) -> None:
     for seed in range(60):
         require_covered(tmp_path, place, seed)

@@ -79,21 +79,23 @@ def errors(folder: Path, kind: str, ratio: float) -> dict[str, float]:
 
 @pytest.mark.parametrize("ratio", [1.2, 1.4, 1.5, 1.8, 2.0, 3.0, 5.0])
 @pytest.mark.parametrize("kind", ["smooth", "rough", "picture"])
-def test_surfaces_are_as_close_to_the_truth_as_the_better_of_two_rules(tmp_path: Path, kind: str, ratio: float) -> None:
+def test_surfaces_are_about_as_accurate_as_with_the_better_of_two_rules(
+    tmp_path: Path, kind: str, ratio: float
+) -> None:
     error = errors(tmp_path, kind, ratio)
 
     assert error["ours"] <= 1.3 * min(error.values()) + 0.004, error
 
 
 @pytest.mark.parametrize("ratio", [1.5, 1.8, 2.0, 3.0, 5.0])
-def test_noise_is_averaged_from_the_limit_on(tmp_path: Path, ratio: float) -> None:
+def test_noise_is_averaged_above_the_limit(tmp_path: Path, ratio: float) -> None:
     error = errors(tmp_path, "noise", ratio)
 
     assert error["ours"] < 0.06, error
     assert error["ours"] <= error["gdalwarp"] + 1e-3, error
 
 
-def test_noise_below_the_limit_is_a_known_loss(tmp_path: Path) -> None:
+def test_noise_is_interpolated_below_the_limit(tmp_path: Path) -> None:
     error = errors(tmp_path, "noise", 1.4)
 
     assert error["ours"] == error["bilinear"]
@@ -115,11 +117,11 @@ def test_a_pixel_is_valid_if_its_centre_is_in_the_source(tmp_path: Path, ratio: 
     assert np.array_equal(valid, np.outer((y > 0) & (y < 2000), (x > 0) & (x < 3000)))
 
 
-def test_the_result_names_the_rule(tmp_path: Path) -> None:
+def test_the_result_names_the_resampling_that_was_used(tmp_path: Path) -> None:
     values = np.ones((1, 300, 300), "float32")
     source = write_raster(tmp_path / "s.tif", values, transform=Affine(10, 0, WEST, 0, -10, NORTH))
-    turned = Affine.translation(WEST, NORTH) @ Affine.rotation(30) @ Affine.scale(10, -10)
-    rotated = write_raster(tmp_path / "r.tif", values, transform=turned)
+    rotation = Affine.translation(WEST, NORTH) @ Affine.rotation(30) @ Affine.scale(10, -10)
+    rotated = write_raster(tmp_path / "r.tif", values, transform=rotation)
     rgba = write_raster(
         tmp_path / "a.tif",
         np.full((4, 300, 300), 255, "uint8"),
@@ -128,14 +130,14 @@ def test_the_result_names_the_rule(tmp_path: Path) -> None:
         alpha="YES",
     )
 
-    def used(path: Path, size: tuple[float, float], kind: RasterType = RasterType.DEM) -> str:
+    def resampling_of(path: Path, size: tuple[float, float], kind: RasterType = RasterType.DEM) -> str:
         grid = OutputGrid(UTM33, (WEST + 3, NORTH - 3), size, 50, 50)
         return make_cog(path, tmp_path / "c.tif", grid, raster_type=kind).resampling
 
-    assert used(source, (14, 14)) == "bilinear"
-    assert used(source, (16, 16)) == "average"
-    assert used(source, (16, 10)) == "average"
-    assert used(source, (30, 5)) == "bilinear", "finer in one direction"
-    assert used(rotated, (30, 30)) == "bilinear", "GDAL averages boxes"
-    assert used(rgba, (30, 30), RasterType.RGBA) == "bilinear", "alpha may be partial"
-    assert used(source, (30, 30), RasterType.CATEGORICAL) == "nearest"
+    assert resampling_of(source, (14, 14)) == "bilinear"
+    assert resampling_of(source, (16, 16)) == "average"
+    assert resampling_of(source, (16, 10)) == "average"
+    assert resampling_of(source, (30, 5)) == "bilinear", "finer in one direction"
+    assert resampling_of(rotated, (30, 30)) == "bilinear", "GDAL averages boxes"
+    assert resampling_of(rgba, (30, 30), RasterType.RGBA) == "bilinear", "alpha may be partial"
+    assert resampling_of(source, (30, 30), RasterType.CATEGORICAL) == "nearest"

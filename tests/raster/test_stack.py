@@ -29,7 +29,7 @@ pytestmark = pytest.mark.requirement("R10")
 DEM = RasterType.DEM
 
 
-def beside(cols: float, rows: float = 0, of: Affine = TRANSFORM) -> Affine:
+def moved(cols: float, rows: float = 0, of: Affine = TRANSFORM) -> Affine:
     return of @ Affine.translation(cols, rows)
 
 
@@ -43,7 +43,7 @@ def cog_of(
     return written
 
 
-def by(tool: str, target: Path, *words: str | Path) -> Any:
+def result_of_tool(tool: str, target: Path, *words: str | Path) -> Any:
     """The result of one of GDAL's tools."""
     subprocess.run([tool, "-q", *map(str, words)], check=True, capture_output=True)
     with rasterio.open(target) as dataset:
@@ -56,7 +56,7 @@ def gdalwarped(target: Path, grid: OutputGrid, method: str, *sources: Path, scal
     place = [repr(value) for value in (west, south, east, north)]
     words = ["-overwrite", "-et", "0", "-r", method, "-t_srs", grid.crs, "-te", *place, "-ts", grid.width, grid.height]
     kernel = ["-wo", f"XSCALE={scale[0]}", "-wo", f"YSCALE={scale[1]}"]
-    return by("gdalwarp", target, *map(str, words), *kernel, *sources, target)
+    return result_of_tool("gdalwarp", target, *map(str, words), *kernel, *sources, target)
 
 
 # Stacked bands
@@ -72,12 +72,12 @@ def test_a_stack_equals_gdalbuildvrt_separate(tmp_path: Path) -> None:
 
     vrt = tmp_path / "stack.vrt"
     with rasterio.open(written.path) as dataset:
-        assert np.array_equal(dataset.read(), by("gdalbuildvrt", vrt, "-separate", vrt, *files))
+        assert np.array_equal(dataset.read(), result_of_tool("gdalbuildvrt", vrt, "-separate", vrt, *files))
         assert dataset.nodata == -9999
     assert (written.band_count, written.reprojection_performed, written.clamped) == (3, False, 0)
 
 
-def test_a_stack_is_warped_as_gdalwarp_would(tmp_path: Path) -> None:
+def test_a_stack_is_warped_as_by_gdalwarp(tmp_path: Path) -> None:
     holes = hills(700, 600)
     holes[100:200, 50:300] = -9999
     files = [
@@ -89,17 +89,17 @@ def test_a_stack_is_warped_as_gdalwarp_would(tmp_path: Path) -> None:
         written = cog_of(whole, tmp_path / "stack.tif", crs="EPSG:4326", resampling=Resampling.nearest)
         grid = output_grid(whole.facts, "EPSG:4326")
 
-    by("gdalbuildvrt", files[0], "-separate", tmp_path / "stack.vrt", *files)
+    result_of_tool("gdalbuildvrt", files[0], "-separate", tmp_path / "stack.vrt", *files)
     theirs = gdalwarped(tmp_path / "theirs.tif", grid, "near", tmp_path / "stack.vrt")
     with rasterio.open(written.path) as dataset:
         ours = dataset.read()
     assert (ours == theirs).mean() > 0.9999
-    gap = (ours[1] == -9999) & (ours[0] != -9999)  # a gap in one band is none in the other
+    gap = (ours[1] == -9999) & (ours[0] != -9999)  # a gap of one band is not copied to the other
     assert gap.sum() > 10_000
 
 
 def test_all_metadata_of_each_band_is_kept(tmp_path: Path) -> None:
-    def of(name: str | None, unit: str, scale: float) -> Any:
+    def description(name: str | None, unit: str, scale: float) -> Any:
         def describe(dataset: Any) -> None:
             dataset.descriptions, dataset.units = (name,), (unit,)
             dataset.scales, dataset.offsets = (scale,), (-scale,)
@@ -109,8 +109,8 @@ def test_all_metadata_of_each_band_is_kept(tmp_path: Path) -> None:
 
     values = noise(300, 300, dtype="int16")
     files = [
-        write_raster(tmp_path / "a.tif", values, nodata=0, after=of("depth", "m", 0.1)),
-        write_raster(tmp_path / "b.tif", values + 1, nodata=0, after=of(None, "cm", 2.0)),
+        write_raster(tmp_path / "a.tif", values, nodata=0, after=description("depth", "m", 0.1)),
+        write_raster(tmp_path / "b.tif", values + 1, nodata=0, after=description(None, "cm", 2.0)),
     ]
 
     with stacked(files, raster_type=DEM, names=["first", "second"]) as whole:
@@ -137,7 +137,7 @@ def test_three_files_make_a_picture(tmp_path: Path) -> None:
     assert written.compression == "JPEG"
 
 
-def test_more_files_than_may_be_open_are_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_files_than_may_be_open_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack, "_MAX_OPEN", 3)
     files = [write_raster(tmp_path / f"{at}.tif", np.full((40, 40), at, "uint8")) for at in range(8)]
 
@@ -161,7 +161,7 @@ def neighbours(folder: Path, values: Any, **profile: Any) -> list[Path]:
         write_raster(
             folder / f"part-{at}.tif",
             values[..., rows[0] : rows[1], cols[0] : cols[1]],
-            transform=beside(cols[0], rows[0]),
+            transform=moved(cols[0], rows[0]),
             **profile,
         )
         for at, (rows, cols) in enumerate(cuts)
@@ -187,12 +187,12 @@ def test_tiles_merge_to_the_raster_they_were_cut_from(tmp_path: Path, values: An
         assert np.array_equal(np.squeeze(dataset.read()), values)
         assert dataset.transform == TRANSFORM
     theirs = tmp_path / "theirs.tif"
-    assert np.array_equal(np.squeeze(by("gdal_merge.py", theirs, "-o", theirs, *files)), values)
+    assert np.array_equal(np.squeeze(result_of_tool("gdal_merge.py", theirs, "-o", theirs, *files)), values)
 
 
 @pytest.mark.parametrize("method", ["near", "bilinear"])
 def test_a_merge_is_warped_without_a_seam(tmp_path: Path, method: str) -> None:
-    """As gdalwarp of the whole; gdalwarp of the parts would show their edges."""
+    """The result equals gdalwarp of the whole; gdalwarp of the parts would show their edges."""
     values = hills(700, 700)
     uncut = write_raster(tmp_path / "uncut.tif", values, nodata=-9999)
     files = neighbours(tmp_path, values, nodata=-9999)
@@ -216,20 +216,20 @@ def test_later_files_are_on_top_and_their_gaps_show_earlier_files(tmp_path: Path
     below = write_raster(tmp_path / "below.tif", np.full((60, 60), 5, "int16"), nodata=-1)
     above = np.full((60, 60), 7, "int16")
     above[10:20] = -1
-    above_ = write_raster(tmp_path / "above.tif", above, nodata=-1, transform=beside(30))
+    above_ = write_raster(tmp_path / "above.tif", above, nodata=-1, transform=moved(30))
     files, theirs = [below, above_], tmp_path / "theirs.tif"
 
     with merged(files, raster_type=DEM) as whole:
         block = whole.pixels.read(Window(0, 0, 90, 60))
 
-    oracle = by("gdal_merge.py", theirs, "-n", "-1", "-a_nodata", "-1", "-init", "-1", "-o", theirs, *files)
+    oracle = result_of_tool("gdal_merge.py", theirs, "-n", "-1", "-a_nodata", "-1", "-init", "-1", "-o", theirs, *files)
     assert np.array_equal(block.values, oracle)
     assert block.values[0, 15, 40] == 5
     assert block.valid is not None
     assert np.array_equal(block.valid, oracle != -1)
 
 
-@pytest.mark.parametrize("how", ["nothing", "mask", "alpha"])
+@pytest.mark.parametrize("how", ["none", "mask", "alpha"])
 def test_pixels_that_no_file_covers_are_nodata(tmp_path: Path, how: str) -> None:
     values = noise(4 if how == "alpha" else 3, 50, 50)
     values[3:] = 255
@@ -238,7 +238,7 @@ def test_pixels_that_no_file_covers_are_nodata(tmp_path: Path, how: str) -> None
         options["after"] = lambda dataset: dataset.write_mask(np.ones((50, 50), bool))
     with rasterio.Env(GDAL_TIFF_INTERNAL_MASK=True):
         files = [
-            write_raster(tmp_path / f"{at}.tif", values, transform=beside(at * 80, at * 30), **options)
+            write_raster(tmp_path / f"{at}.tif", values, transform=moved(at * 80, at * 30), **options)
             for at in range(2)
         ]
     kind = RasterType.RGBA if how == "alpha" else RasterType.RGB
@@ -257,12 +257,12 @@ def test_pixels_that_no_file_covers_are_nodata(tmp_path: Path, how: str) -> None
     assert mask[30:, 80:].all()
 
 
-def test_rotated_and_south_up_grids_match_their_own_kind(tmp_path: Path) -> None:
+def test_rotated_and_south_up_files_are_merged_on_their_own_grid(tmp_path: Path) -> None:
     values = noise(100, 160)
     for place in (Affine.rotation(25) @ Affine.scale(10, -10), Affine.scale(10, 10)):
         corner = Affine.translation(500_000, 5_000_000) @ place
         files = [
-            write_raster(tmp_path / "right.tif", values[:, 80:], transform=beside(80, of=corner)),
+            write_raster(tmp_path / "right.tif", values[:, 80:], transform=moved(80, of=corner)),
             write_raster(tmp_path / "left.tif", values[:, :80], transform=corner),
         ]
 
@@ -274,14 +274,14 @@ def test_rotated_and_south_up_grids_match_their_own_kind(tmp_path: Path) -> None
         assert whole.pixels.transform.almost_equals(corner, 1e-6)
 
 
-def test_a_palette_survives_where_all_have_it(tmp_path: Path) -> None:
+def test_a_palette_that_all_files_share_is_kept(tmp_path: Path) -> None:
     palette = {value: (value * 20, 255 - value, value, 255) for value in range(12)}
 
     def paint(dataset: Any) -> None:
         dataset.write_colormap(1, palette)
 
     values = noise(100, 100, low=0, high=12)
-    files = [write_raster(tmp_path / f"{at}.tif", values, transform=beside(100 * at), after=paint) for at in range(2)]
+    files = [write_raster(tmp_path / f"{at}.tif", values, transform=moved(100 * at), after=paint) for at in range(2)]
 
     with merged(files, raster_type=RasterType.CATEGORICAL) as whole:
         written = cog_of(whole, tmp_path / "whole.tif", raster_type=RasterType.CATEGORICAL)
@@ -308,9 +308,9 @@ def painted(dataset: Any) -> None:
 STACK: dict[str, tuple[str, dict[str, Any]]] = {
     "CRS": ("raster.crs-differs", {"crs": "EPSG:32634"}),
     "pixel size": ("raster.grids-differ", {"transform": TRANSFORM @ Affine.scale(2)}),
-    "half a pixel": ("raster.grids-differ", {"transform": beside(0.5)}),
+    "half a pixel": ("raster.grids-differ", {"transform": moved(0.5)}),
     "rotation": ("raster.grids-differ", {"transform": TRANSFORM @ Affine.rotation(3)}),
-    "other ground": ("raster.grids-differ", {"transform": beside(1)}),
+    "other ground": ("raster.grids-differ", {"transform": moved(1)}),
     "other size": ("raster.grids-differ", {"values": noise(60, 59)}),
     "type": ("raster.types-differ", {"values": noise(60, 60, dtype="uint16")}),
     "nodata": ("raster.nodata-differs", {"nodata": 255}),
@@ -323,7 +323,7 @@ MERGE = {
     "colours": ("raster.colors-differ", {"after": painted}),
     "scale": ("raster.scales-differ", {"after": scaled}),
     "units": ("raster.units-differ", {"after": in_feet}),
-    "far away": ("raster.too-large", {"transform": beside(3_000_000)}),
+    "far away": ("raster.too-large", {"transform": moved(3_000_000)}),
 }
 
 
@@ -354,7 +354,7 @@ def test_files_that_do_not_match_are_refused_with_the_reason(tmp_path: Path, joi
 
 
 @pytest.mark.parametrize("what", ["alpha", "mask", "palette"])
-def test_a_mask_or_palette_of_one_file_cannot_be_stacked(tmp_path: Path, what: str) -> None:
+def test_files_with_a_mask_or_palette_cannot_be_stacked(tmp_path: Path, what: str) -> None:
     match what:
         case "alpha":
             odd = write_raster(tmp_path / "a.tif", noise(4, 40, 40), photometric="RGB", alpha="YES")
@@ -391,7 +391,7 @@ def test_invalid_requests_are_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_neighbour_is_named(tmp_path: Path) -> None:
     good = write_raster(tmp_path / "good.tif", noise(600, 600))
-    cut = write_raster(tmp_path / "cut.tif", noise(600, 600), transform=beside(600), compress="deflate")
+    cut = write_raster(tmp_path / "cut.tif", noise(600, 600), transform=moved(600), compress="deflate")
     cut.write_bytes(cut.read_bytes()[:-50_000])
 
     with (
@@ -411,8 +411,8 @@ NZTM = "EPSG:2193"
 NZTM_CORNER = Affine(20, 0, 1_749_990, 0, -20, 5_430_010)
 
 
-def three_heights(folder: Path, heights: Any, **profile: Any) -> list[Path]:
-    """Neighbours from west to east; the pixels are no multiples of their size away from 0, 0."""
+def three_neighbours(folder: Path, heights: Any, **profile: Any) -> list[Path]:
+    """Neighbours from west to east; their grid is not aligned to the origin of the CRS."""
     return [
         write_raster(
             folder / f"{at}.tif",
@@ -437,13 +437,13 @@ def test_neighbours_warped_one_by_one_equal_gdalwarp_of_the_whole(
 ) -> None:
     heights = rough_heights()
     heights[40:60, 190:230] = -9999
-    files = three_heights(tmp_path, heights, nodata=-9999)
+    files = three_neighbours(tmp_path, heights, nodata=-9999)
     size = resolution or output_grid(read_facts(files[0])).resolution
-    by("gdalbuildvrt", tmp_path / "whole.vrt", tmp_path / "whole.vrt", *files)
+    result_of_tool("gdalbuildvrt", tmp_path / "whole.vrt", tmp_path / "whole.vrt", *files)
     whole_path = write_raster(tmp_path / "whole.tif", heights, crs=NZTM, transform=NZTM_CORNER)
     whole_grid = output_grid(read_facts(whole_path), "EPSG:4326", size)
     whole_vrt, scale = tmp_path / "whole.vrt", kernel_scale(files[0], whole_grid)
-    chosen = "average" if method == "bilinear" and resolution else method  # its pixels are 1.7 × 2.2 of the source's
+    chosen = "average" if method == "bilinear" and resolution else method  # pixels of 1.7 × 2.2 source pixels
     expected = gdalwarped(tmp_path / "expected.tif", whole_grid, chosen, whole_vrt, scale=scale)[0]
     (group,) = grid_groups([read_facts(path) for path in files])
     places = group.places
@@ -451,7 +451,7 @@ def test_neighbours_warped_one_by_one_equal_gdalwarp_of_the_whole(
 
     covered = np.zeros(expected.shape, bool)
     inner = expected != -9999
-    if chosen == "average":  # gdalwarp's output has pixels whose centre is outside the source
+    if chosen == "average":  # gdalwarp also writes pixels whose centre is outside the source
         inner[:12], inner[-12:], inner[:, :12], inner[:, -12:] = (False,) * 4
     for at, others in enumerate(neighbours_of(places)):
         grid = output_grid(read_facts(files[at]), "EPSG:4326", size)
@@ -465,7 +465,7 @@ def test_neighbours_warped_one_by_one_equal_gdalwarp_of_the_whole(
         covered[area] |= values != -9999
         both = (values != -9999) & inner[area]
         off = np.abs(values[both] - expected[area][both])
-        # Neighbouring pixels differ by 56 m on average; positions are accurate to 1 % of a pixel. A seam was 3.6 m.
+        # Neighbouring pixels differ by 56 m on average. Positions are accurate to 1 % of a pixel. Seams had 3.6 m.
         assert off.max() < 2 if method == "bilinear" else (off > 0).mean() < 1e-3
         assert not cog.valid_area.differs
 
@@ -474,7 +474,7 @@ def test_neighbours_warped_one_by_one_equal_gdalwarp_of_the_whole(
 
 
 def kernel_scale(source: Path, grid: OutputGrid) -> tuple[float, float]:
-    """The kernel of this package is widened by the ratio of the pixels, and GDAL's by an estimate."""
+    """The kernel scale of this package, for gdalwarp, which would otherwise use an estimate."""
     with rasterio.open(source) as dataset:
         own_grid = output_grid(read_facts(source), grid.crs, grid.resolution)
         warp = Warp(source_of(dataset, DEM), own_grid, Resampling.bilinear)
@@ -483,8 +483,8 @@ def kernel_scale(source: Path, grid: OutputGrid) -> tuple[float, float]:
 
 
 def test_a_file_warped_alone_has_a_seam(tmp_path: Path) -> None:
-    """What a border is for."""
-    files = three_heights(tmp_path, rough_heights())
+    """The reason why files are warped with a border of their neighbours."""
+    files = three_neighbours(tmp_path, rough_heights())
     grid = output_grid(read_facts(files[1]))
     results = []
     for others in ([], [files[0], files[2]]):
@@ -516,7 +516,7 @@ def test_a_neighbour_does_not_fill_gaps_of_a_file(tmp_path: Path, marks: str) ->
     below = write_raster(
         tmp_path / "below.tif",
         noise(1, 200, 300),
-        transform=beside(-50),
+        transform=moved(-50),
         nodata=0 if marks == "nodata" else None,
     )
 
@@ -539,10 +539,10 @@ def test_files_are_grouped_by_their_grids(tmp_path: Path) -> None:
         for at, (transform, crs) in enumerate(
             [
                 (TRANSFORM, UTM33),
-                (beside(50.4), UTM33),
+                (moved(50.4), UTM33),
                 (TRANSFORM @ Affine.scale(2), UTM33),
-                (beside(50), NZTM),
-                (beside(-20), UTM33),
+                (moved(50), NZTM),
+                (moved(-20), UTM33),
                 (TRANSFORM @ Affine.rotation(1), UTM33),
                 (TRANSFORM @ Affine.scale(1 + 1e-9), UTM33),
                 (TRANSFORM @ Affine.scale(1, 1.001), UTM33),

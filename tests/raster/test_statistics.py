@@ -44,7 +44,7 @@ KEYS = {
 }
 
 
-def agrees(ours, theirs, *, rel=1e-6):
+def require_equal(ours, theirs, *, rel=1e-6):
     for key, name in KEYS.items():
         slack = 0.01 if name == "valid_percent" else 0  # GDAL prints it with four digits
         assert getattr(ours, name) == pytest.approx(float(theirs[key]), rel=rel, abs=max(slack, 1e-9)), name
@@ -72,11 +72,11 @@ def test_exact_statistics_equal_those_of_gdalinfo(tmp_path, kind):
     ours = band_statistics([(path, None)], exact=True)
 
     for one, theirs in zip(ours, gdalinfo_statistics(path), strict=True):
-        agrees(one, theirs)
+        require_equal(one, theirs)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "int16"])
-def test_percentiles_and_histogram_of_whole_numbers_equal_numpys(tmp_path, kind):
+def test_percentiles_and_histogram_of_integers_equal_those_of_numpy(tmp_path, kind):
     data = values(kind)
     path = write(tmp_path / "a.tif", data)
 
@@ -87,7 +87,7 @@ def test_percentiles_and_histogram_of_whole_numbers_equal_numpys(tmp_path, kind)
     assert sum(ours.histogram.buckets) == ours.count == data.size
 
 
-def test_percentiles_of_real_numbers_are_within_a_bin(tmp_path):
+def test_percentiles_of_floats_are_accurate_to_one_bin(tmp_path):
     data = np.random.default_rng(3).gamma(2, 40, (300, 400)).astype("float32")
     path = write(tmp_path / "a.tif", data)
 
@@ -98,7 +98,7 @@ def test_percentiles_of_real_numbers_are_within_a_bin(tmp_path):
     assert list(ours.histogram.buckets) == pytest.approx(np.histogram(data, 64, (data.min(), data.max()))[0], abs=10)
 
 
-def test_overlapping_tiles_count_shared_ground_once(tmp_path):
+def test_pixels_that_tiles_share_are_counted_once(tmp_path):
     data = (smooth(300, 500) * 255).astype("uint8")
     left = write(tmp_path / "left.tif", data[:, :280])
     right = write(tmp_path / "right.tif", data[:, 220:], transform=NORTH_UP @ Affine.translation(220, 0))
@@ -106,11 +106,11 @@ def test_overlapping_tiles_count_shared_ground_once(tmp_path):
     [ours] = band_statistics([(left, (0, 0, 250, 300)), (right, Window(30, 0, 250, 300))], exact=True)
 
     assert ours.count == data.size
-    agrees(ours, gdalinfo_statistics(left, right)[0])
+    require_equal(ours, gdalinfo_statistics(left, right)[0])
 
 
 def test_every_pixel_of_a_tiled_grid_has_one_owner():
-    """Also at the edge, where tiles are smaller, and across a gap."""
+    """This includes smaller tiles at the edge, and tiles after a gap."""
     windows = [
         (column, row, width, height)
         for column, width in ((0, 100), (80, 100), (160, 30), (300, 50))
@@ -126,7 +126,7 @@ def test_every_pixel_of_a_tiled_grid_has_one_owner():
     assert seen[:, 300:].min() == seen[:, 300:].max() == 1
 
 
-def test_a_mask_holds_in_the_overviews_of_a_cog(tmp_path):
+def test_the_mask_is_used_in_overviews_of_a_cog(tmp_path):
     data = (smooth(1024, 1024) * 255).astype("uint8")
     seen = np.ones((1024, 1024), bool)
     seen[:512, :512] = False
@@ -139,7 +139,7 @@ def test_a_mask_holds_in_the_overviews_of_a_cog(tmp_path):
         assert band.mean == pytest.approx(data[seen].mean(), abs=1)
 
 
-def test_statistics_from_overviews_are_near(tmp_path):
+def test_statistics_from_overviews_are_close_to_exact_ones(tmp_path):
     data = (smooth(1024, 1024) * 60000).astype("uint16")
     data[:256, :256] = 65535
     path = write(tmp_path / "a.tif", data, nodata=65535, overviews=(2, 4, 8))
@@ -153,11 +153,11 @@ def test_statistics_from_overviews_are_near(tmp_path):
     assert ours.valid_percent == exact.valid_percent
     assert ours.percentiles[2] == pytest.approx(exact.percentiles[2], rel=0.05)
     assert exact.minimum <= ours.minimum <= ours.maximum <= exact.maximum
-    assert (ours.minimum, ours.mean) != (exact.minimum, exact.mean)  # it was the overview that was read
+    assert (ours.minimum, ours.mean) != (exact.minimum, exact.mean)  # the overview was read, not the full resolution
 
 
-def test_small_tiles_without_that_overview_weigh_as_much(tmp_path):
-    """A tile at the edge has fewer overviews than its neighbour: each of its pixels counts for fewer."""
+def test_tiles_without_the_overview_have_the_right_weight(tmp_path):
+    """A tile at the edge has fewer overviews than its neighbour, so each pixel that is read stands for fewer pixels."""
     large = write(tmp_path / "large.tif", np.full((512, 512), 10, "uint8"), overviews=(2, 4, 8))
     small = write(tmp_path / "small.tif", np.full((512, 256), 70, "uint8"), overviews=(2,))
     bare = write(tmp_path / "bare.tif", np.full((128, 128), 90, "uint8"))
@@ -169,7 +169,7 @@ def test_small_tiles_without_that_overview_weigh_as_much(tmp_path):
     assert ours.mean == pytest.approx(np.average([10, 70, 90], weights=counts))
 
 
-def test_windows_that_share_an_edge_share_no_pixel_of_an_overview(tmp_path):
+def test_adjacent_windows_share_no_pixel_of_an_overview(tmp_path):
     path = write(tmp_path / "a.tif", np.full((333, 517), 5, "uint8"), overviews=(2, 4, 8))
 
     parts = [(path, (0, 0, 203, 333)), (path, (203, 0, 314, 333))]
@@ -197,15 +197,15 @@ def masked_scene(tmp_path, how):
             path = write(tmp_path / "a.tif", data, mask=~hidden)
         case "alpha":
             path = write(tmp_path / "a.tif", np.stack([data, np.where(hidden, 0, 255).astype("uint8")]), alpha=True)
-        case "alpha beside nodata":
+        case "alpha and nodata":
             path = write(
                 tmp_path / "a.tif", np.stack([data, np.where(hidden, 0, 255).astype("uint8")]), alpha=True, nodata=255
             )
     return path, data[~hidden]
 
 
-@pytest.mark.parametrize("how", ["nodata", "nan", "nan nodata", "mask", "alpha", "alpha beside nodata"])
-def test_nodata_does_not_count(tmp_path, how):
+@pytest.mark.parametrize("how", ["nodata", "nan", "nan nodata", "mask", "alpha", "alpha and nodata"])
+def test_nodata_is_not_counted(tmp_path, how):
     path, seen = masked_scene(tmp_path, how)
 
     ours = band_statistics([(path, None)], exact=True)[0]
@@ -221,10 +221,10 @@ def test_gdalinfo_agrees_on_nodata(tmp_path, how):
     and divide by all pixels if NaN is not declared."""
     path, _ = masked_scene(tmp_path, how)
 
-    agrees(band_statistics([(path, None)], exact=True)[0], gdalinfo_statistics(path)[0])
+    require_equal(band_statistics([(path, None)], exact=True)[0], gdalinfo_statistics(path)[0])
 
 
-def test_the_order_and_the_dealing_out_do_not_matter():
+def test_the_order_and_the_sizes_of_merged_pieces_do_not_matter():
     rng = np.random.default_rng(5)
     for data in (
         rng.normal(1000, 50, 20_000).astype("float32"),
@@ -251,7 +251,7 @@ def test_a_band_without_data_has_no_statistics(tmp_path):
     assert (together.count, together.valid_percent, together.stddev) == (10_000, 50.0, 0.0)
 
 
-def test_one_value_everywhere_still_has_a_histogram(tmp_path):
+def test_a_constant_band_has_a_histogram(tmp_path):
     path = write(tmp_path / "a.tif", np.full((100, 100), 7.5, "float32"))
 
     [ours] = band_statistics([(path, None)])
@@ -260,7 +260,7 @@ def test_one_value_everywhere_still_has_a_histogram(tmp_path):
     assert set(ours.percentiles.values()) == {7.5}
 
 
-def test_memory_stays_bounded_because_chunks_are_small(tmp_path, monkeypatch):
+def test_rasters_are_read_in_small_chunks(tmp_path, monkeypatch):
     path = write(tmp_path / "a.tif", values("uint8"))
     monkeypatch.setattr(statistics, "CHUNK_PIXELS", 128 * 128)
     sizes = []
@@ -277,7 +277,7 @@ def test_memory_stays_bounded_because_chunks_are_small(tmp_path, monkeypatch):
     assert ours.count == sum(sizes) == 301 * 200
 
 
-def test_statistics_survive_json(tmp_path):
+def test_statistics_are_complete_as_json(tmp_path):
     [ours] = band_statistics([(write(tmp_path / "a.tif", values("float32")), None)])
 
     document = json.loads(json.dumps(ours.as_json()))
@@ -294,7 +294,7 @@ def test_statistics_survive_json(tmp_path):
     }
 
 
-def test_rasters_with_other_bands_do_not_mix(tmp_path):
+def test_rasters_with_different_numbers_of_bands_cannot_be_combined(tmp_path):
     one = write(tmp_path / "a.tif", np.ones((2, 50, 50), "uint8"))
     other = write(tmp_path / "b.tif", np.ones((50, 50), "uint8"))
 
@@ -302,7 +302,7 @@ def test_rasters_with_other_bands_do_not_mix(tmp_path):
         combine([measure(one), measure(other)])
 
 
-def test_an_unreadable_raster_is_named_without_its_folder(tmp_path):
+def test_the_error_for_an_unreadable_raster_names_the_file_without_its_folder(tmp_path):
     (tmp_path / "bad.tif").write_bytes(b"II*\0nothing")
 
     with pytest.raises(Unavailable) as refused:
@@ -312,7 +312,7 @@ def test_an_unreadable_raster_is_named_without_its_folder(tmp_path):
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_summaries_of_partials_are_those_of_the_whole():
+def test_merged_partials_give_the_statistics_of_the_whole():
     data = np.arange(1000, dtype="uint16")
 
     [ours] = summarize((merge(partial_of(data[:300]), partial_of(data[300:])),))
@@ -339,7 +339,7 @@ def written(tmp_path, data, *, tier="analysis", crs="EPSG:4326", own=None, windo
 
 
 def whole_array(path, band):
-    """The values that rasterio shows, by its own masks and without infinity."""
+    """The valid values according to rasterio's masks, without infinity."""
     with rasterio.open(path) as dataset:
         values = dataset.read(band, masked=True)
     return values.compressed()[np.isfinite(values.compressed())]
@@ -394,12 +394,12 @@ def test_gdalinfo_agrees_with_the_statistics_of_a_cog(tmp_path):
     cog = written(tmp_path, data, nodata=-9999)
 
     [ours] = summarize(cog.statistics)
-    agrees(ours, gdalinfo_statistics(cog.path)[0], rel=1e-9)
+    require_equal(ours, gdalinfo_statistics(cog.path)[0], rel=1e-9)
     assert ours.maximum > 5_000
 
 
 @pytest.mark.parametrize("tier", ["analysis", "visualization"])
-def test_statistics_of_a_picture_are_those_before_jpeg_compression_and_say_so(tmp_path, tier):
+def test_statistics_of_a_jpeg_cog_are_computed_before_compression_and_marked(tmp_path, tier):
     data = np.stack([(smooth(600, 700, seed=seed) * 255).astype("uint8") for seed in (1, 2, 3)])
 
     lossless = written(tmp_path, data, raster_type="rgb", photometric="RGB").path.rename(tmp_path / "lossless.tif")
@@ -416,7 +416,7 @@ def test_statistics_of_a_picture_are_those_before_jpeg_compression_and_say_so(tm
 
 @pytest.mark.parametrize("tier", ["analysis", "visualization"])
 @pytest.mark.parametrize("own", [(512, 512), (300, 700), (700, 700), (512, 600)])
-def test_only_the_own_part_of_a_tile_counts_in_a_mosaic(tmp_path, own, tier):
+def test_only_the_own_part_of_a_tile_is_counted_in_a_mosaic(tmp_path, own, tier):
     data = np.stack([(smooth(700, 700, seed=seed) * 200 + 20).astype("uint8") for seed in (1, 2, 3)])
     data[:, 40:80] = 0
 
@@ -432,7 +432,7 @@ def test_only_the_own_part_of_a_tile_counts_in_a_mosaic(tmp_path, own, tier):
         assert ours.valid_percent == pytest.approx(100 * seen[area].mean())
 
 
-def test_alpha_counts_everywhere_also_where_no_block_is_stored(tmp_path):
+def test_alpha_is_counted_in_blocks_that_are_not_stored_too(tmp_path):
     data = np.full((4, 1200, 1200), 90, "uint8")
     data[3] = 0
     data[3, :400, :400] = 255
@@ -459,7 +459,7 @@ def test_alpha_counts_everywhere_also_where_no_block_is_stored(tmp_path):
     ],
     ids=str,
 )
-def test_values_at_the_ends_of_a_type_neither_overflow_nor_vanish(data):
+def test_extreme_values_of_a_type_neither_overflow_nor_underflow(data):
     true = [Fraction(value) for value in data.tolist()]
     mean = sum(true) / len(true)
     variance = sum((value - mean) ** 2 for value in true) / len(true)

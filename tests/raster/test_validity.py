@@ -1,4 +1,4 @@
-"""One rule for valid pixels: every reader agrees with an independent computation, for random arrays and all marks."""
+"""Every reader uses the same rule for valid pixels, for random arrays and every way to mark nodata."""
 
 import math
 import random
@@ -41,7 +41,7 @@ class Scene:
             for special in (np.nan, np.inf, -np.inf):
                 values[rng.random(values.shape) < 0.02] = special
         values[rng.random(values.shape) < 0.2] = 7
-        shown = rng.random((SIZE, SIZE)) < 0.7
+        is_visible = rng.random((SIZE, SIZE)) < 0.7
         self.valid = ~np.isnan(values) if is_float else np.ones(values.shape, bool)
         options: dict[str, Any] = {}
         match self.mark:
@@ -54,15 +54,15 @@ class Scene:
                 options["nodata"] = math.inf
                 self.valid &= values != np.inf
             case "mask" | "mask and nodata":
-                options["after"] = lambda dataset: dataset.write_mask(shown)
-                self.valid &= shown
+                options["after"] = lambda dataset: dataset.write_mask(is_visible)
+                self.valid &= is_visible
                 if self.mark == "mask and nodata":
                     options["nodata"] = 7  # the mask is used
             case "alpha":
                 full = 255 if self.dtype != "int16" else 100
-                values = np.concatenate([values, np.where(shown, full, 0).astype(self.dtype)[np.newaxis]])
-                self.valid &= shown
-                options["alpha"] = "YES"  # the last of two or four bands
+                values = np.concatenate([values, np.where(is_visible, full, 0).astype(self.dtype)[np.newaxis]])
+                self.valid &= is_visible
+                options["alpha"] = "YES"  # the alpha band is the last of two or four bands
                 if bands == 2:
                     values = np.concatenate([values[:1], values])
                     self.valid = np.concatenate([self.valid[:1], self.valid])
@@ -80,7 +80,7 @@ class Scene:
 
 
 def _declare(path: Path, nodata: str) -> None:
-    """A nodata value that rasterio refuses to write."""
+    """Write a nodata value that rasterio refuses to write."""
     with rasterio.open(path) as dataset:
         profile, values = dataset.profile | {"nodata": 111}, dataset.read()
     with rasterio.open(path, "w", **profile) as dataset:
@@ -91,7 +91,7 @@ def _declare(path: Path, nodata: str) -> None:
 
 
 @pytest.mark.parametrize("seed", range(120))
-def test_every_reader_has_the_same_valid_pixels(tmp_path: Path, seed: int) -> None:
+def test_all_readers_agree_on_the_valid_pixels(tmp_path: Path, seed: int) -> None:
     scene = Scene(tmp_path / "scene.tif", seed)
 
     with rasterio.open(scene.path) as dataset:
@@ -105,8 +105,8 @@ def test_every_reader_has_the_same_valid_pixels(tmp_path: Path, seed: int) -> No
     assert [band.valid for band in sample.bands.values()] == scene.valid.sum(axis=(1, 2)).tolist(), scene
     for band, expected in zip(written, scene.valid, strict=True):
         assert np.array_equal(np.ones((SIZE, SIZE), bool) if band is None else band, expected), scene
-    shown = np.ones((SIZE, SIZE), bool) if block.valid is None else block.valid.any(axis=0)
-    assert np.array_equal(shown, scene.valid.any(axis=0)), scene
+    is_visible = np.ones((SIZE, SIZE), bool) if block.valid is None else block.valid.any(axis=0)
+    assert np.array_equal(is_visible, scene.valid.any(axis=0)), scene
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -130,7 +130,7 @@ def test_a_cog_keeps_the_valid_pixels_and_its_statistics_count_the_finite_ones(t
             assert (partial.mean, partial.deviation) == pytest.approx((finite.mean(), finite.std()), rel=1e-12)
 
 
-def test_infinity_is_data_and_reported(tmp_path: Path) -> None:
+def test_infinity_is_data_and_is_reported(tmp_path: Path) -> None:
     values = np.full((40, 40), 5.0, "float32")
     values[3, :7], values[4, 0], values[5, 0] = np.inf, -np.inf, np.nan
     source = write_raster(tmp_path / "a.tif", values, nodata=-1)
@@ -150,7 +150,7 @@ def test_infinity_is_data_and_reported(tmp_path: Path) -> None:
     assert (partial.infinite, partial.count, partial.minimum, partial.maximum) == (8, 1591, 5, 5)
 
 
-def test_a_raster_of_infinity_alone_has_a_footprint_and_no_statistics(tmp_path: Path) -> None:
+def test_a_raster_with_only_infinity_has_a_footprint_and_no_statistics(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "a.tif", np.full((40, 40), np.inf, "float32"), nodata=-1)
 
     assert check(source).has("raster.infinite")
@@ -160,12 +160,12 @@ def test_a_raster_of_infinity_alone_has_a_footprint_and_no_statistics(tmp_path: 
 
 
 @pytest.mark.parametrize(("dtype", "end"), [("int64", "min"), ("int64", "max"), ("uint64", "max")])
-def test_the_ends_of_64_bits_as_nodata_survive(tmp_path: Path, dtype: str, end: str) -> None:
+def test_extreme_64_bit_nodata_values_are_exact(tmp_path: Path, dtype: str, end: str) -> None:
     """rasterio passes nodata as a float, and GDAL writes it with an exponent, of which only the first digit is read."""
     nodata = getattr(np.iinfo(dtype), end)
     values = np.arange(1, 1601).reshape(40, 40).astype(dtype)
     values[:10] = nodata
-    values[20, 20] = 9  # what GDAL would read as nodata
+    values[20, 20] = 9  # GDAL would read 9 as the nodata value
     source = write_raster(tmp_path / "a.tif", values)
     fixes = check(source).fixes
 

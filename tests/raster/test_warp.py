@@ -36,14 +36,14 @@ def set_alpha(dataset: Any) -> None:
     dataset.colorinterp = [ColorInterp.red, ColorInterp.green, ColorInterp.blue, ColorInterp.alpha]
 
 
-class Drawer:
+class BlockRecorder:
     """Keeps the blocks that a level writes."""
 
     def __init__(self) -> None:
-        self.kept: dict[tuple[int, int], Block] = {}
+        self.blocks_by_position: dict[tuple[int, int], Block] = {}
 
     def write(self, window: Window, block: Block) -> None:
-        self.kept[window.row, window.col] = block
+        self.blocks_by_position[window.row, window.col] = block
 
 
 def test_the_nodata_mask_of_a_source_is_recognised(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_a_dark_colour_is_data_in_a_picture_but_nodata_in_measurements() -> None
 
 @pytest.mark.parametrize("resampling", [Resampling.bilinear, Resampling.cubic, Resampling.lanczos])
 @pytest.mark.parametrize("nodata", [0, 255, 100])
-def test_interpolation_never_makes_nodata_of_data(tmp_path: Path, resampling: Resampling, nodata: int) -> None:
+def test_interpolation_never_turns_data_into_nodata(tmp_path: Path, resampling: Resampling, nodata: int) -> None:
     """Cubic and lanczos undershoot to 0 and overshoot to 255 next to sharp edges;
-    bilinear passes every value between."""
+    bilinear produces every value between."""
     values = np.where(np.indices((2000, 2000)).sum(axis=0) // 7 % 2, 1, 254).astype("uint8")[np.newaxis]
     whole = write_raster(tmp_path / "whole.tif", values, nodata=nodata)
     values[:, 900:950, 900:1000] = nodata
@@ -159,7 +159,7 @@ def test_a_mask_is_warped_with_its_pixels(tmp_path: Path, dtype: str) -> None:
     assert set(np.unique(block.values[:, ~block.valid[0]])) == {0}
 
 
-def test_a_gap_in_one_band_stays_out_of_that_band_only(tmp_path: Path) -> None:
+def test_a_gap_in_one_band_is_not_copied_to_other_bands(tmp_path: Path) -> None:
     values = np.full((2, 900, 900), 50, "int16")
     values[1, 100:400, 100:400] = -9999
     source = write_raster(tmp_path / "s.tif", values, nodata=-9999)
@@ -171,7 +171,7 @@ def test_a_gap_in_one_band_stays_out_of_that_band_only(tmp_path: Path) -> None:
     assert block is not None
     assert set(np.unique(block.values)) == {50, -9999}
     gaps = (block.values == -9999).mean(axis=(1, 2))
-    assert gaps[0] < 0.05  # the edge of the source
+    assert gaps[0] < 0.05  # only at the edge of the source
     assert 0.15 < gaps[1] < 0.5
 
 
@@ -180,7 +180,7 @@ def test_bilinear_is_valid_where_the_source_pixel_at_the_centre_is(tmp_path: Pat
     """Compared with centres that pyproj projects, for random gaps, bands, types, rotations and pixel sizes."""
     rng = np.random.default_rng(seed)
     bands, height, width = 1 + seed % 3, *rng.integers(60, 140, 2)
-    nodata = int(rng.integers(0, 5))  # bilinear passes it on the way from lower to higher values
+    nodata = int(rng.integers(0, 5))  # interpolation between lower and higher values can produce it
     values = rng.integers(0, 5, (bands, height, width)).astype(rng.choice(["uint8", "int16", "float32"]))
     values[values == nodata] += 1
     shown = rng.random((bands if seed % 2 else 1, height, width)) < rng.choice([0.03, 0.6])
@@ -202,12 +202,14 @@ def test_bilinear_is_valid_where_the_source_pixel_at_the_centre_is(tmp_path: Pat
     cols, rows = (np.floor(axis).astype(int) for axis in at)
     inside = (cols >= 0) & (cols < width) & (rows >= 0) & (rows < height)
     expected = shown[:, rows.clip(0, height - 1), cols.clip(0, width - 1)] & inside
-    is_clear = np.min([np.abs(axis - np.round(axis)) for axis in at], axis=0) > 0.01  # of the edges of source pixels
+    is_clear = (
+        np.min([np.abs(axis - np.round(axis)) for axis in at], axis=0) > 0.01
+    )  # not near an edge of a source pixel
     assert is_clear.mean() > 0.9
     assert (((block.values != nodata) == expected) | ~is_clear).all()
 
 
-def test_transparent_pixels_do_not_count(tmp_path: Path) -> None:
+def test_transparent_pixels_are_not_mixed_into_others(tmp_path: Path) -> None:
     values = np.full((4, 900, 900), 50, "uint8")
     values[3] = 255
     values[:, 200:400, 200:400] = np.array([250, 250, 250, 0], "uint8")[:, None, None]
@@ -223,7 +225,7 @@ def test_transparent_pixels_do_not_count(tmp_path: Path) -> None:
     assert set(np.unique(block.values[:3, shown])) == {50}
 
 
-def test_same_pixels_are_copied_and_others_warped(tmp_path: Path) -> None:
+def test_pixels_are_copied_if_the_grid_is_the_same_and_warped_otherwise(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "s.tif", np.ones((1, 700, 700), "uint8"))
     facts = read_facts(source)
 
@@ -234,8 +236,8 @@ def test_same_pixels_are_copied_and_others_warped(tmp_path: Path) -> None:
         assert isinstance(open_blocks(dataset, output_grid(facts, "EPSG:32634")), Warp)
 
 
-def test_a_coarser_grid_averages_instead_of_picking(tmp_path: Path) -> None:
-    """A checkerboard of 0 and 200 is grey at a lower resolution, whichever pixel is in the middle."""
+def test_a_coarser_grid_averages_pixels(tmp_path: Path) -> None:
+    """A checkerboard of 0 and 200 becomes grey at a lower resolution."""
     board = (np.indices((1200, 1200)).sum(axis=0) % 2 * 200).astype("uint8")[np.newaxis]
     source = write_raster(tmp_path / "s.tif", board)
     grid = output_grid(read_facts(source), "EPSG:32633", resolution=80.0)
@@ -249,7 +251,7 @@ def test_a_coarser_grid_averages_instead_of_picking(tmp_path: Path) -> None:
     assert inner.std() < 12
 
 
-def test_a_grid_far_too_coarse_is_refused(tmp_path: Path) -> None:
+def test_a_grid_that_is_far_too_coarse_is_refused(tmp_path: Path) -> None:
     source = write_raster(tmp_path / "s.tif", np.ones((1, 700, 700), "uint8"))
     grid = output_grid(read_facts(source), "EPSG:32633", resolution=500.0)
 
@@ -267,15 +269,17 @@ def test_a_grid_far_too_coarse_is_refused(tmp_path: Path) -> None:
         ("EPSG:32660", Affine(750, 0, 650_000, 0, -750, 5_300_000), "EPSG:3857"),
     ],
 )
-def test_interpolation_reaches_the_ends_of_the_earth(tmp_path: Path, crs: str, transform: Affine, target: str) -> None:
-    """A constant stays constant, and covers as much as the nearest pixels do."""
+def test_interpolation_covers_poles_and_the_antimeridian(
+    tmp_path: Path, crs: str, transform: Affine, target: str
+) -> None:
+    """A constant stays constant, and covers as many pixels as with nearest."""
     source = write_raster(tmp_path / "s.tif", np.full((1, 400, 400), 80, "uint8"), crs=crs, transform=transform)
     grid = output_grid(read_facts(source), target)
     places = [(col, row) for row in range(0, grid.height, 512) for col in range(0, grid.width, 512)]
 
     with rasterio.open(source) as dataset:
-        blurred, picked = open_blocks(dataset, grid), open_blocks(dataset, grid, Resampling.nearest)
-        pairs = [(blurred.block(*place), picked.block(*place)) for place in places]
+        bilinear, nearest = open_blocks(dataset, grid), open_blocks(dataset, grid, Resampling.nearest)
+        pairs = [(bilinear.block(*place), nearest.block(*place)) for place in places]
 
     covered = [sum(int((block.values == 80).sum()) for block in blocks if block) for blocks in zip(*pairs, strict=True)]
     assert {value for pair in pairs for block in pair if block for value in np.unique(block.values)} <= {0, 80}
@@ -283,7 +287,7 @@ def test_interpolation_reaches_the_ends_of_the_earth(tmp_path: Path, crs: str, t
     assert covered[0] == pytest.approx(covered[1], rel=0.02)
 
 
-def test_bands_with_nodata_of_their_own_get_one(tmp_path: Path) -> None:
+def test_bands_with_different_nodata_values_get_a_common_one(tmp_path: Path) -> None:
     folder = [
         write_raster(tmp_path / f"{value}.tif", np.array([[[value, 5]]], "int16"), nodata=value) for value in (-1, -2)
     ]
@@ -305,7 +309,7 @@ def test_bands_with_nodata_of_their_own_get_one(tmp_path: Path) -> None:
     assert block.values[:, 0, :2].tolist() == [[-1, 5], [-1, 5]]
 
 
-def test_a_file_cut_short_is_damaged_not_missing(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_as_damaged(tmp_path: Path) -> None:
     values = np.random.default_rng(1).integers(1, 255, (1, 1500, 1500)).astype("uint8")
     source = write_raster(tmp_path / "s.tif", values, compress="deflate")
     source.write_bytes(source.read_bytes()[:400_000])
@@ -318,7 +322,7 @@ def test_a_file_cut_short_is_damaged_not_missing(tmp_path: Path) -> None:
     assert str(tmp_path) not in str(refused.value)
 
 
-def test_sizes_halve_until_a_block_holds_all() -> None:
+def test_overview_sizes_are_halved_until_one_block_is_enough() -> None:
     assert sizes(8192, 8192) == [(8192, 8192), (4096, 4096), (2048, 2048), (1024, 1024), (512, 512)]
     assert sizes(1301, 7) == [(1301, 7), (651, 4), (326, 2)]
     assert sizes(512, 512) == [(512, 512)]
@@ -357,7 +361,7 @@ def test_an_average_never_becomes_nodata() -> None:
     assert result.values.tolist() == [[[99]]]
 
 
-def test_nodata_does_not_count_in_the_majority_of_classes() -> None:
+def test_nodata_is_not_counted_in_the_majority_of_classes() -> None:
     values = np.array([[[0, 0, 4, 7], [0, 6, 7, 4]]], "uint8")
     valid = values != 0
 
@@ -368,14 +372,14 @@ def test_nodata_does_not_count_in_the_majority_of_classes() -> None:
     assert result.valid.all()
 
 
-def test_a_pyramid_is_the_same_as_halving_the_whole() -> None:
+def test_a_pyramid_equals_repeated_halving_of_the_whole() -> None:
     rng = np.random.default_rng(2)
     whole = rng.integers(0, 255, (2, 1300, 1101)).astype("uint8")
     halve = halving(Resampling.average, Rules(Validity.ALL))
-    drawers = [Drawer() for _ in sizes(1101, 1300)]
+    recorders = [BlockRecorder() for _ in sizes(1101, 1300)]
     level: PyramidLevel | None = None
-    for drawer, (width, height) in reversed(list(zip(drawers, sizes(1101, 1300), strict=True))):
-        level = PyramidLevel(width, height, drawer, halve, 0, level)
+    for recorder, (width, height) in reversed(list(zip(recorders, sizes(1101, 1300), strict=True))):
+        level = PyramidLevel(width, height, recorder, halve, 0, level)
     assert level is not None
 
     for row in range(3):
@@ -391,25 +395,25 @@ def test_a_pyramid_is_the_same_as_halving_the_whole() -> None:
             )
 
     expected = whole
-    for drawer in drawers:
+    for recorder in recorders:
         assembled = np.zeros_like(expected)
-        for (top, left), block in drawer.kept.items():
+        for (top, left), block in recorder.blocks_by_position.items():
             assembled[:, top : top + block.values.shape[1], left : left + block.values.shape[2]] = block.values
         assert np.array_equal(assembled, expected)
         expected = halve(Block(expected)).values
 
 
 def test_an_empty_quarter_of_an_overview_is_nodata() -> None:
-    drawers = [Drawer(), Drawer()]
+    recorders = [BlockRecorder(), BlockRecorder()]
     rule = Rules(Validity.NODATA, 9)
     halve = halving(Resampling.average, rule)
-    level = PyramidLevel(1024, 1024, drawers[0], halve, 9, PyramidLevel(512, 512, drawers[1], halve, 9))
+    level = PyramidLevel(1024, 1024, recorders[0], halve, 9, PyramidLevel(512, 512, recorders[1], halve, 9))
 
     for row, col in [(0, 0), (0, 1), (1, 0), (1, 1)]:
         level.put(row, col, Block(np.full((1, 512, 512), 4, "uint8")) if (row, col) == (1, 0) else None)
 
-    result = drawers[1].kept[0, 0]
-    assert list(drawers[0].kept) == [(512, 0)]
+    result = recorders[1].blocks_by_position[0, 0]
+    assert list(recorders[0].blocks_by_position) == [(512, 0)]
     assert result.valid is not None
     assert (result.values[0, 256:, :256] == 4).all()
     assert (result.values == 9).sum() == 3 * 256 * 256

@@ -1,4 +1,4 @@
-"""Servers state at their start that authentication is disabled, and warn if others may reach them."""
+"""Servers log at their start that authentication is disabled, and warn if other machines can reach them."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ Notice = tuple[str, str]
 
 @pytest.fixture(autouse=True)
 def _logs_information() -> None:
-    """Another test may have chosen a higher level."""
+    """Set the log level, because another test may have set a higher one."""
     log.configure("info", "text")
 
 
@@ -47,7 +47,9 @@ def notices(lines: list[Any]) -> list[Notice]:
     ],
     ids=str,
 )
-async def test_the_api_states_it(database: str, options: dict[str, Any], expected: list[Notice]):
+async def test_the_api_logs_that_authentication_is_disabled(
+    database: str, options: dict[str, Any], expected: list[Notice]
+):
     with capture_logs() as lines:
         async with orchestrator_role(Settings(API_PORT=0, **options), database, None):
             pass
@@ -56,7 +58,9 @@ async def test_the_api_states_it(database: str, options: dict[str, Any], expecte
 
 
 @pytest.mark.parametrize(("is_insecure", "level"), [(False, "info"), (True, "warning")])
-async def test_the_map_server_states_it(monkeypatch: pytest.MonkeyPatch, is_insecure: bool, level: str):
+async def test_the_map_server_logs_that_authentication_is_disabled(
+    monkeypatch: pytest.MonkeyPatch, is_insecure: bool, level: str
+):
     async def end_at_once(_server: Any) -> None:
         pass
 
@@ -85,7 +89,7 @@ async def test_the_map_server_states_it(monkeypatch: pytest.MonkeyPatch, is_inse
     ],
     ids=str,
 )
-def test_up_states_it(options: dict[str, Any], expected: list[str]):
+def test_up_prints_that_authentication_is_disabled(options: dict[str, Any], expected: list[str]):
     lines: list[str] = []
     state: Any = SimpleNamespace(json=False, say=lines.append, console=SimpleNamespace(print=lambda _table: None))
     local: Any = SimpleNamespace(

@@ -1,8 +1,8 @@
 """A stand-in for Azure Service Bus that speaks AMQP 1.0 to the real SDK, for tests, chaos runs and measurements.
 
 It has queues with peek-lock, lock expiry, delivery counts, dead-letter queues, batches, time to live, the size limit of
-a message, tokens ($cbs) and the errors that matter, and it can lose, double, delay and reorder messages, refuse them
-and cut connections. It is ours, not Microsoft's: it proves how the SDK is used, not how Azure behaves. Not implemented:
+a message, tokens ($cbs) and the relevant errors, and it can lose, duplicate, delay and reorder messages, refuse them
+and cut connections. It is not made by Microsoft: it proves how the SDK is used, not how Azure behaves. Not implemented:
 sessions, topics, transactions, deferred and scheduled messages, duplicate detection, the management link (peek, lock
 renewal), persistence.
 
@@ -59,7 +59,7 @@ class BrokerOptions:
 
 
 class Service(Handler):
-    """The AMQP side. All of it runs in the container's thread."""
+    """The AMQP server. All of it runs in the thread of the container."""
 
     def __init__(self, port: int, queues: Sequence[str], options: BrokerOptions) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Service(Handler):
             name: BrokerQueue(name, options.lock_seconds, options.max_delivery_count, options.faults, dice)
             for name in queues
         }
-        self.unauthorized: set[str] = set()  # queues that the client may not use
+        self.unauthorized: set[str] = set()  # queues that the client is not allowed to use
         self.refuses_tokens = False
         self.tokens: list[Any] = []
         self.port = port
@@ -114,7 +114,7 @@ class Service(Handler):
         self._senders.clear()
 
     def leave(self) -> None:
-        """No connections any more, until `come_back`."""
+        """Close all connections and accept none until `come_back`."""
         if self._acceptor is not None:
             self._acceptor.close()
             self._acceptor = None
@@ -143,7 +143,7 @@ class Service(Handler):
             self._forget(event.connection)
 
     def _forget(self, connection: Any) -> None:
-        """What it has locked stays locked until the locks expire."""
+        """Forget a connection. Its messages stay locked until the locks expire."""
         self._connections = [each for each in self._connections if each != connection]
         self._senders = [link for link in self._senders if link.connection != connection]
 
@@ -160,7 +160,7 @@ class Service(Handler):
         problem = self._problem_of(_address_of(link))
         if problem is not None:
             link.open()
-            self.calls.put(partial(_refuse, link, problem))  # a moment later, as Azure does
+            self.calls.put(partial(_refuse, link, problem))  # refused a moment later, as Azure does
             return
         if link.is_receiver:
             link.max_message_size = self.options.max_message_bytes
@@ -243,7 +243,9 @@ class Service(Handler):
 
     def _store(self, link: Link, delivery: Delivery, encoded: bytes) -> None:
         target = self._queue_of(_address_of(link))
-        if target is None or not link.state & Endpoint.LOCAL_ACTIVE:  # sent before it saw that its link was refused
+        if (
+            target is None or not link.state & Endpoint.LOCAL_ACTIVE
+        ):  # sent before the client saw that its link was refused
             return
         if len(encoded) > self.options.max_message_bytes:
             _reject(delivery, "amqp:link:message-size-exceeded", f"the message has {len(encoded)} bytes")
@@ -282,7 +284,7 @@ class Service(Handler):
         return 202, "Accepted"
 
     def _settle(self, link: Link, delivery: Delivery) -> None:
-        """The client's outcome, repeated to it; or an error if its lock was lost."""
+        """Apply the outcome of the client and confirm it; respond with an error if its lock was lost."""
         source = self._queue_of(_address_of(link))
         state = delivery.remote_state
         if source is None or not state:
@@ -366,7 +368,7 @@ def _encoded(stored: Stored, locked_until: float) -> bytes:
 
 
 class BrokerThread:
-    """The stand-in in a thread of this process. The queues may be looked at, and faults may be changed, at any time."""
+    """The stand-in in a thread of this process. The queues can be inspected, and faults can be changed, at any time."""
 
     def __init__(self, queues: Sequence[str], options: BrokerOptions | None = None, port: int | None = None) -> None:
         self.port = port or free_port()
@@ -417,7 +419,7 @@ class BrokerThread:
 
 
 class BrokerProcess:
-    """The stand-in as a process of its own. What it holds is lost when it is killed."""
+    """The stand-in as a separate process. Its messages are lost when it is killed."""
 
     def __init__(self, queues: Sequence[str], *arguments: str, log: Path | None = None) -> None:
         self.port = free_port()
@@ -441,7 +443,7 @@ class BrokerProcess:
             with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.05)
-        raise RuntimeError("the stand-in for Service Bus does not start")
+        raise RuntimeError("the stand-in for Service Bus did not start")
 
     def kill(self) -> None:
         if self._process is not None:

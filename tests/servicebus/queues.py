@@ -17,13 +17,13 @@ from typing import Any
 from proton import Message
 
 DEAD_LETTERS = "/$deadletterqueue"
-MAX_MESSAGE_BYTES = 262_144  # of the Standard tier
+MAX_MESSAGE_BYTES = 262_144  # the limit of the Standard tier
 _COUNT_EXCEEDED = "MaxDeliveryCountExceeded"
 
 
 @dataclass
 class Faults:
-    """Shares of the messages that are sent. What is dropped was acknowledged before."""
+    """Fractions of the sent messages that have each fault. A dropped message was acknowledged before."""
 
     drop: float = 0.0
     duplicate: float = 0.0
@@ -55,7 +55,7 @@ class Locked:
 
 @dataclass
 class Counters:
-    sent: int = 0  # by clients, and acknowledged
+    sent: int = 0  # messages of clients that were acknowledged
     delivered: int = 0
     completed: int = 0
     abandoned: int = 0
@@ -86,7 +86,7 @@ class BrokerQueue:
         self._tags = itertools.count(1)
 
     def put(self, message: Message, now: float) -> None:
-        """A message of a client; faults may drop, duplicate, delay or reorder it."""
+        """Add a message of a client; faults may drop, duplicate, delay or reorder it."""
         self.counters.sent += 1
         faults, dice = self.faults, self.random
         if dice.random() < faults.drop:
@@ -128,7 +128,7 @@ class BrokerQueue:
         return None
 
     def complete(self, tag: str, now: float) -> bool:
-        """Whether the lock was still held."""
+        """Complete a message. Whether the lock was still held."""
         if self._unlock(tag, now) is None:
             return False
         self.counters.completed += 1

@@ -1,4 +1,4 @@
-"""Whole jobs over the SDK and the stand-in: with messages that are lost, doubled, late and out of order, without a
+"""Whole jobs over the SDK and the stand-in: with messages that are lost, duplicated, late or out of order, without a
 broker, and with processes that die while they send."""
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.workflow_library import library_of
 
 pytestmark = pytest.mark.requirement("E2", "E3", "Q3")
 QUEUES = (*DEFAULT_QUEUES, "dag-jobs")
-RARE = 60.0  # seconds between polls: what happens earlier was announced
+RARE = 60.0  # seconds between polls: what happens earlier was caused by a message
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def broker() -> Iterator[BrokerThread]:
 
 
 @asynccontextmanager
-async def over(broker: BrokerThread, dsn: str, **settings: Any) -> AsyncIterator[Engine]:
+async def engine_with(broker: BrokerThread, dsn: str, **settings: Any) -> AsyncIterator[Engine]:
     chosen = {"transport": "servicebus", "service_bus_connection_string": broker.connection_string, **settings}
     async with engine(dsn, **chosen) as running:
         yield running
@@ -43,8 +43,8 @@ async def outbox_is_empty(running: Engine) -> bool:
     return bool(await running.value("SELECT count(*) = 0 FROM dagapp.dag_outbox"))
 
 
-async def test_workers_learn_of_tasks_from_messages_and_settle_them(database, broker):
-    async with over(broker, database, workers=2, worker_poll_interval=RARE) as running:
+async def test_workers_learn_of_tasks_through_messages_and_settle_them(database, broker):
+    async with engine_with(broker, database, workers=2, worker_poll_interval=RARE) as running:
         done = [await running.run("fan_out_test", 25) for _ in range(2)]
         await until(lambda: outbox_is_empty(running))
 
@@ -61,21 +61,21 @@ async def _all_settled(broker: BrokerThread) -> bool:
     return not any(queue.waiting or queue.locked for queue in broker.queues.values())
 
 
-async def test_lost_doubled_late_and_reordered_messages_do_no_harm(database, broker):
+async def test_jobs_complete_with_lost_duplicated_late_and_reordered_messages(database, broker):
     for name, share in (("drop", 0.3), ("duplicate", 0.3), ("delay", 0.3), ("reorder", 0.3), ("busy", 0.1)):
         setattr(broker.options.faults, name, share)
     broker.options.faults.delay_seconds = 1.0
-    async with over(broker, database, orchestrators=2, workers=2) as running:
+    async with engine_with(broker, database, orchestrators=2, workers=2) as running:
         jobs = [await running.submit("fan_out_test") for _ in range(6)]
         done = [await running.wait(job_id, 40) for job_id in jobs]
         again = await running.value("SELECT count(*) FROM dagapp.dag_tasks WHERE attempt > 1")
 
     assert {job["status"] for job in done} == {"completed"}
-    assert again == 0, "a message is no attempt"
+    assert again == 0, "messages must not cause further attempts"
 
 
-async def test_without_a_broker_work_goes_on_by_polling_and_messages_follow(database, broker):
-    async with over(broker, database) as running:
+async def test_without_a_broker_jobs_continue_by_polling_and_messages_are_sent_later(database, broker):
+    async with engine_with(broker, database) as running:
         await running.run("hello_world")
         broker.leave()
 
@@ -89,9 +89,9 @@ async def test_without_a_broker_work_goes_on_by_polling_and_messages_follow(data
     assert "cannot be reached" in " ".join(errors.values())
 
 
-async def test_a_queue_that_does_not_exist_is_shown_and_stops_nothing(database):
+async def test_a_missing_queue_is_reported_and_does_not_stop_jobs(database):
     with BrokerThread(["dag-jobs"]) as broker:
-        async with over(broker, database) as running:
+        async with engine_with(broker, database) as running:
             job = await running.run("hello_world")
             relay = running.orchestrators[0].relay
             await until(lambda: _errors_of(relay), 10)
@@ -105,11 +105,11 @@ async def _errors_of(relay: Any) -> dict[str, str]:
     return dict(relay.queue_errors) or ({"unneeded": ""} if relay.counters.unneeded else {})
 
 
-async def test_submissions_from_the_queue_become_jobs_once_or_dead_letters(database, broker):
+async def test_submissions_from_the_queue_become_one_job_or_a_dead_letter(database, broker):
     from azure.servicebus import ServiceBusMessage
     from azure.servicebus.aio import ServiceBusClient
 
-    async with over(broker, database, orchestrators=2, unknown_handler_timeout_sec=0) as running:
+    async with engine_with(broker, database, orchestrators=2, unknown_handler_timeout_sec=0) as running:
         client = ServiceBusClient.from_connection_string(broker.connection_string)
         sender = client.get_queue_sender("dag-jobs")
         good = {
@@ -141,7 +141,7 @@ AWAY_POINTS = list(faults.around("outbox_postpone"))
 LARGE_POINTS = list(faults.around("fail_tasks"))
 
 
-def test_every_crash_point_of_the_broker_is_passed():
+def test_every_crash_point_of_the_relay_is_tested():
     ours = {point for point in faults.POINTS if point.startswith(("relay.", "outbox_", "fail_tasks."))}
 
     assert ours == {*POINTS, *MORE_POINTS, *AWAY_POINTS, *LARGE_POINTS}
@@ -152,14 +152,14 @@ def test_every_crash_point_of_the_broker_is_passed():
     [*POINTS, *(pytest.param(each, marks=pytest.mark.slow) for each in (*MORE_POINTS, *AWAY_POINTS, *LARGE_POINTS))],
 )
 async def test_an_orchestrator_that_dies_while_it_relays_loses_nothing(database, tmp_path, broker, point):
-    """Without a worker until then, so that every task is still queued when its id is sent."""
+    """There is no worker before the crash, so every task is still queued when its id is sent."""
     if point in AWAY_POINTS:
         broker.options.faults.busy = 1.0
     if point in LARGE_POINTS:
         broker.options.max_message_bytes = 60
     settings = {"transport": "servicebus", "service_bus_connection_string": broker.connection_string}
     async with fleet(database, tmp_path, **settings, worker_poll_interval=0.5) as running:
-        if point in faults.around("outbox_forget"):  # a message whose task was claimed is forgotten
+        if point in faults.around("outbox_forget"):  # a message whose task was claimed is deleted
             await running.rows(
                 "INSERT INTO dagapp.dag_outbox (job_id, node_id, attempt, queue)"
                 " VALUES (gen_random_uuid(), 'claimed', 1, 'dag-worker-tasks') RETURNING queue"
@@ -183,7 +183,7 @@ async def test_an_orchestrator_that_dies_while_it_relays_loses_nothing(database,
 
         statuses = await running.until(has_ended, 40, "the job to end")
 
-    # A task that was failed because its message is too large stays failed; before that commit, a worker may have it.
+    # A task that was failed because its message is too large stays failed; before that commit, a worker may run it.
     ends = {"fail_tasks.before-commit": {"failed", "completed"}, "fail_tasks.after-commit": {"failed"}}
     assert len(statuses) == 1
     assert statuses[0] in ends.get(point, {"completed"})

@@ -1,4 +1,4 @@
-"""Submissions over the Service Bus queue: stored, then settled; repeated ones make no second job."""
+"""Submissions over the Service Bus queue are stored, then settled; a repeated one creates no second job."""
 
 import asyncio
 import json
@@ -93,8 +93,8 @@ async def test_without_a_database_a_submission_stays_in_the_queue(running, servi
     assert running.queues[QUEUE].counters.expired_locks == 1
 
 
-async def test_a_database_that_refuses_the_user_costs_no_submission(running, service_bus):
-    """As after a change of its password: no message may be dead-lettered for that."""
+async def test_no_submission_is_lost_if_the_database_refuses_the_user(running, service_bus):
+    """For example after a change of the password: no message may become a dead letter because of that."""
     jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
     ledger.error = NotAllowed("the database refuses the connection: password authentication failed")
     await send(service_bus, '{"workflow_id": "x"}', message_id="m")
@@ -109,7 +109,7 @@ async def test_a_database_that_refuses_the_user_costs_no_submission(running, ser
 
 
 async def test_an_id_that_is_too_long_for_an_index_is_shortened(service_bus):
-    """The submission is refused later, where operators see it; it must not stop the ones behind it."""
+    """The submission is refused later, where operators see it; it must not block the messages behind it."""
     jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
 
     await send(service_bus, json.dumps({"message_id": "m" * 10_000}), '{"message_id": "short"}')
@@ -118,7 +118,7 @@ async def test_an_id_that_is_too_long_for_an_index_is_shortened(service_bus):
     assert sorted(map(len, ledger.stored)) == [5, 64]
 
 
-async def test_what_can_not_be_stored_is_dead_lettered_with_a_reason(running, service_bus):
+async def test_a_message_that_cannot_be_stored_becomes_a_dead_letter_with_a_reason(running, service_bus):
     ledger = Ledger()
     late = JobQueue(service_bus.receiver(QUEUE), ledger, now=lambda: datetime.now(UTC) + timedelta(hours=25))
     await send(service_bus, "{}")
@@ -134,7 +134,7 @@ async def test_what_can_not_be_stored_is_dead_lettered_with_a_reason(running, se
     assert not ledger.stored
 
 
-async def test_a_submission_that_is_too_large_is_dead_lettered(running, service_bus, monkeypatch):
+async def test_a_submission_that_is_too_large_becomes_a_dead_letter(running, service_bus, monkeypatch):
     """Other tiers than Standard deliver messages of up to 100 MB."""
     monkeypatch.setattr(running.options, "max_message_bytes", 1_000_000)
     jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())

@@ -18,7 +18,7 @@ def a_message(text: str = "x", ttl: float = 0) -> Message:
     return Message(body=text, ttl=ttl)
 
 
-def test_a_locked_message_is_delivered_to_nobody_else_until_its_lock_expires():
+def test_a_locked_message_is_not_delivered_again_until_its_lock_expires():
     queue = a_queue()
     queue.put(a_message(), 0)
 
@@ -35,7 +35,7 @@ def test_a_locked_message_is_delivered_to_nobody_else_until_its_lock_expires():
     assert queue.complete(second[0], 19)
 
 
-def test_after_the_last_delivery_a_message_is_a_dead_letter():
+def test_a_message_becomes_a_dead_letter_after_its_last_delivery():
     queue = a_queue()
     queue.put(a_message(), 0)
 
@@ -50,7 +50,7 @@ def test_after_the_last_delivery_a_message_is_a_dead_letter():
     assert letter.message.properties == {"DeadLetterReason": "MaxDeliveryCountExceeded"}
 
 
-def test_a_message_past_its_time_is_not_delivered():
+def test_an_expired_message_is_not_delivered():
     queue = a_queue()
     queue.put(a_message(ttl=5), 0)
 
@@ -58,7 +58,7 @@ def test_a_message_past_its_time_is_not_delivered():
     assert queue.counters.expired == 1
 
 
-def test_faults_drop_double_delay_and_reorder():
+def test_faults_drop_duplicate_delay_and_reorder_messages():
     queue = a_queue(drop=0.2, duplicate=0.2, delay=0.2, reorder=0.2)
     for number in range(500):
         queue.put(a_message(str(number)), 0)

@@ -26,7 +26,7 @@ JOB = UUID(int=3)
 
 
 class Sender:
-    """Keeps what is sent; an error per queue."""
+    """Records what is sent, and raises the error of a queue if it has one."""
 
     def __init__(self) -> None:
         self.sent: list[str] = []
@@ -77,7 +77,7 @@ class Bench:
         return [task_id(JOB, f"n{number}", 1) for number in range(first, first + count)]
 
 
-async def test_what_is_acknowledged_leaves_the_outbox():
+async def test_acknowledged_messages_are_deleted_from_the_outbox():
     bench = Bench()
     ids = bench.add(3)
 
@@ -100,7 +100,7 @@ async def test_tasks_that_were_claimed_meanwhile_are_not_sent():
     assert bench.relay.counters.unneeded == 1
 
 
-async def test_two_relays_do_not_send_the_same():
+async def test_two_relays_do_not_send_the_same_messages():
     bench = Bench()
     ids = bench.add(2 * relay_module.WINDOW)
     others = Sender()
@@ -124,7 +124,7 @@ async def test_each_queue_has_its_own_window(monkeypatch):
     assert await bench.relay.run_once() == relay_module.SMALLEST_WINDOW + relay_module.WINDOW
 
 
-async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_never_needed(monkeypatch):
+async def test_no_more_ids_are_sent_while_announced_tasks_wait(monkeypatch):
     bench = Bench()
     ids = bench.add(1000)
     bench.add(1, "other", first=5000)
@@ -132,7 +132,9 @@ async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_neve
     first = await bench.relay.run_once()
     announced = set(bench.sender.sent)
     held_back = await bench.relay.run_once()
-    for key in [key for key in bench.database.tasks if key[1] not in ("n998", "n999")]:  # workers go on by themselves
+    for key in [
+        key for key in bench.database.tasks if key[1] not in ("n998", "n999")
+    ]:  # workers claim tasks without messages
         bench.database.move_task(key, TaskStatus.RUNNING)
     monkeypatch.setattr(relay_module, "BUSY_SECONDS", 0.0)
     while await bench.relay.run_once():
@@ -144,8 +146,8 @@ async def test_while_announced_tasks_wait_no_more_ids_are_sent_and_most_are_neve
     assert not bench.database.outbox
 
 
-async def test_new_tasks_are_announced_although_others_of_their_queue_wait(monkeypatch):
-    """Those that wait may be of a handler whose slots are all taken: workers that are idle can run the new ones."""
+async def test_new_tasks_are_announced_although_other_tasks_of_their_queue_wait(monkeypatch):
+    """The tasks that wait may have a handler without free slots, while idle workers can run the new ones."""
     monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 60.0)  # a busy machine may take long between two turns
     bench = Bench()
     bench.add(1000)
@@ -167,7 +169,7 @@ async def test_new_tasks_are_announced_although_others_of_their_queue_wait(monke
     assert set(bench.sender.sent[-later:]) <= set(newer)
 
 
-async def test_new_tasks_of_a_queue_that_was_busy_are_announced_at_once_when_it_no_longer_is(monkeypatch):
+async def test_new_tasks_of_a_queue_that_is_no_longer_busy_are_announced_at_once(monkeypatch):
     monkeypatch.setattr(relay_module, "NEWEST_SECONDS", 0.0)
     bench = Bench()
     bench.add(relay_module.WINDOW)
@@ -184,7 +186,7 @@ async def test_new_tasks_of_a_queue_that_was_busy_are_announced_at_once_when_it_
     assert bench.sender.sent[relay_module.WINDOW :] == new
 
 
-async def test_idle_workers_that_claim_everything_at_once_are_told_of_more_without_a_pause():
+async def test_more_tasks_are_announced_without_a_pause_if_idle_workers_claim_everything():
     bench = Bench()
     for first in range(0, 3 * relay_module.WINDOW, relay_module.WINDOW):
         ids = bench.add(relay_module.WINDOW, first=first)
@@ -196,7 +198,7 @@ async def test_idle_workers_that_claim_everything_at_once_are_told_of_more_witho
             bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
 
 
-async def test_ids_that_may_be_lost_do_not_hold_others_back_for_ever(monkeypatch):
+async def test_ids_that_may_be_lost_do_not_delay_others_for_ever(monkeypatch):
     bench = Bench()
     bench.add(2 * relay_module.WINDOW)
     await bench.relay.run_once()
@@ -209,7 +211,7 @@ async def test_ids_that_may_be_lost_do_not_hold_others_back_for_ever(monkeypatch
     assert await bench.relay.run_once() == relay_module.WINDOW_AFTER_BUSY
 
 
-async def test_a_queue_that_was_busy_gets_fewer_messages_until_its_tasks_are_claimed_at_once(monkeypatch):
+async def test_a_queue_that_was_busy_gets_fewer_messages_until_its_tasks_are_claimed_quickly(monkeypatch):
     monkeypatch.setattr(relay_module, "BUSY_SECONDS", 0.0)
     bench = Bench()
     bench.add(1000)
@@ -240,7 +242,9 @@ async def test_workers_that_claim_without_messages_are_sent_none():
     for claimed in range(0, 800, 100):
         for number in range(claimed, claimed + 100):
             bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
-        bench.relay._seen_busy_at["q"] = bench.relay._seen_polling_at["q"] = float("-inf")  # as half a second later
+        bench.relay._seen_busy_at["q"] = bench.relay._seen_polling_at["q"] = float(
+            "-inf"
+        )  # as if half a second had passed
         while await bench.relay.run_once():
             pass
         sent.append(len(bench.sender.sent))
@@ -248,7 +252,7 @@ async def test_workers_that_claim_without_messages_are_sent_none():
 
     for number in range(800, 1000):
         bench.database.move_task((JOB, f"n{number}", 1), TaskStatus.RUNNING)
-    for _ in range(2):  # the second one finds nothing
+    for _ in range(2):  # the second run finds nothing
         bench.relay._seen_polling_at.clear()
         await bench.relay.run_once()
     bench.add(100, first=2000)
@@ -272,7 +276,7 @@ async def test_few_workers_are_sent_few_ids(workers, expected):
     assert len(bench.sender.sent) == expected
 
 
-async def test_a_relay_that_dies_after_sending_is_followed_by_one_that_sends_again(monkeypatch):
+async def test_messages_of_a_relay_that_died_after_sending_are_sent_again(monkeypatch):
     bench = Bench()
     ids = bench.add(2)
 
@@ -283,7 +287,7 @@ async def test_a_relay_that_dies_after_sending_is_followed_by_one_that_sends_aga
     with pytest.raises(Unavailable):
         await bench.relay.run_once()
     monkeypatch.undo()
-    assert await bench.relay.run_once() == 0, "the lease is not over"
+    assert await bench.relay.run_once() == 0, "the lease has not expired yet"
     bench.clock.advance(relay_module.LEASE_SECONDS + 1)
     await bench.relay.run_once()
 
@@ -291,7 +295,7 @@ async def test_a_relay_that_dies_after_sending_is_followed_by_one_that_sends_aga
     assert not bench.database.outbox
 
 
-async def test_an_outage_postpones_with_growing_delays_and_is_shown():
+async def test_an_outage_postpones_messages_with_growing_delays_and_is_reported():
     bench = Bench()
     bench.add(1)
     bench.sender.errors["q"] = Unavailable("the broker is away")
@@ -313,7 +317,7 @@ async def test_an_outage_postpones_with_growing_delays_and_is_shown():
     assert bench.relay.stats()["queue_errors"] == {}
 
 
-async def test_a_queue_that_refuses_does_not_stop_the_others():
+async def test_a_queue_that_refuses_messages_does_not_stop_the_others():
     bench = Bench()
     bench.add(1, "missing")
     ids = bench.add(1, "q", first=1)
@@ -327,10 +331,12 @@ async def test_a_queue_that_refuses_does_not_stop_the_others():
     assert bench.sender.sent == ids
     assert row.error == "no such queue"
     assert (row.not_before - bench.clock.now).total_seconds() >= REFUSED_SECONDS / 2
-    assert bench.database.tasks[JOB, "n0", 1].status is TaskStatus.QUEUED, "workers find it by polling"
+    assert bench.database.tasks[JOB, "n0", 1].status is TaskStatus.QUEUED, (
+        "the message must be dropped: workers find the task by polling"
+    )
 
 
-async def test_a_message_that_is_refused_for_itself_fails_its_task_and_no_other():
+async def test_a_message_that_is_too_large_fails_only_its_task():
     bench = Bench()
     ids = bench.add(3)
     bench.sender.too_large = {ids[1]}
@@ -345,7 +351,7 @@ async def test_a_message_that_is_refused_for_itself_fails_its_task_and_no_other(
     assert (result.error["code"], result.error["blame"]) == (TOO_LARGE, "data")
 
 
-async def test_no_failure_ends_the_relay(monkeypatch):
+async def test_an_error_does_not_end_the_relay(monkeypatch):
     bench = Bench()
     bench.relay.poll_seconds = 0.01
     calls = 0
@@ -383,7 +389,7 @@ def tasks(database: str) -> str:
     return database
 
 
-async def test_the_outbox_on_postgresql(tasks):
+async def test_the_outbox_works_on_postgresql(tasks):
     one, two = PostgresOutbox(tasks, "one"), PostgresOutbox(tasks, "two")
     worker = PostgresLedger(tasks, "worker")
     try:

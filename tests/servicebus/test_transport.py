@@ -66,7 +66,7 @@ async def until(holds: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 class Tasks:
-    """Which tasks are queued, as the database would say."""
+    """The tasks that are queued, in place of the database."""
 
     def __init__(self, queued: Sequence[str]) -> None:
         self.queued = set(queued)
@@ -79,7 +79,7 @@ class Tasks:
 
 
 async def test_ids_are_sent_in_batches_within_the_size_limit(broker: BrokerThread, service_bus: ServiceBus) -> None:
-    wanted = ids(1500, "n" * 200)  # some 400 KB, more than one message may have
+    wanted = ids(1500, "n" * 200)  # about 400 KB, more than one message can have
 
     await service_bus.send_tasks("q", wanted)
 
@@ -141,7 +141,7 @@ async def test_permanent_and_transient_errors_are_distinguished(broker: BrokerTh
     assert busy.value.code == "servicebus.unavailable"
 
 
-async def test_a_broker_that_is_away_is_unavailable_within_seconds(
+async def test_a_broker_that_does_not_respond_is_reported_as_unavailable_within_seconds(
     broker: BrokerThread, service_bus: ServiceBus
 ) -> None:
     broker.leave()
@@ -173,7 +173,7 @@ async def test_a_message_is_settled_when_its_task_is_claimed(broker: BrokerThrea
     assert not broker.queues["q"].locked
 
 
-async def test_outdated_messages_are_completed_and_make_the_worker_claim(
+async def test_outdated_messages_are_completed_and_the_worker_claims_tasks(
     broker: BrokerThread, service_bus: ServiceBus
 ) -> None:
     """A task whose message is behind many outdated ones does not wait for them."""
@@ -227,7 +227,7 @@ async def test_outdated_messages_are_received_together_only_while_there_are_many
 
 
 @pytest.mark.parametrize("is_away", [False, True], ids=["no room", "no database"])
-async def test_a_message_whose_task_could_not_be_claimed_comes_again(
+async def test_a_message_whose_task_could_not_be_claimed_is_delivered_again(
     broker: BrokerThread, service_bus: ServiceBus, is_away: bool
 ) -> None:
     (wanted,) = ids(1)
@@ -245,14 +245,14 @@ async def test_a_message_whose_task_could_not_be_claimed_comes_again(
     assert broker.queues["q"].counters.expired_locks == 1
 
 
-async def test_what_a_busy_worker_does_not_fetch_is_given_to_others(
+async def test_messages_that_a_busy_worker_does_not_fetch_are_delivered_to_others(
     broker: BrokerThread, service_bus: ServiceBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servicebus, "HOLD_SECONDS", 0.2)
     busy = ServiceBusTransport(service_bus, ["q"])
     await service_bus.send_tasks("q", ids(1))
     await busy.settle(await busy.receive(30))
-    assert not await busy.receive(0.05)  # its request for a message is under way
+    assert not await busy.receive(0.05)  # its request for a message has been sent
     await service_bus.send_tasks("q", ids(1))
     await until(lambda: broker.queues["q"].counters.delivered == 2)
 
@@ -265,7 +265,7 @@ async def test_what_a_busy_worker_does_not_fetch_is_given_to_others(
     assert busy.counters.abandoned == 1
 
 
-async def test_a_malformed_message_is_a_dead_letter_with_a_reason(
+async def test_a_malformed_message_becomes_a_dead_letter_with_a_reason(
     broker: BrokerThread, service_bus: ServiceBus
 ) -> None:
     from azure.servicebus import ServiceBusMessage
@@ -300,7 +300,7 @@ def test_only_ids_of_tasks_are_accepted(body: bytes) -> None:
         task_id_of(body)
 
 
-async def test_the_managed_identity_is_the_credential_of_the_sdk() -> None:
+async def test_the_sdk_uses_the_managed_identity_as_its_credential() -> None:
     requests: list[httpx2.Request] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -320,7 +320,7 @@ async def test_the_managed_identity_is_the_credential_of_the_sdk() -> None:
     assert host_of(settings) == "example-bus.servicebus.windows.net"
 
 
-def test_a_namespace_is_required_once() -> None:
+def test_exactly_one_namespace_is_required() -> None:
     with pytest.raises(InvalidRequest, match="exactly one of SERVICE_BUS_FQDN"):
         load(transport="servicebus")
     with pytest.raises(InvalidRequest, match="exactly one of"):
@@ -332,7 +332,7 @@ def test_an_unknown_error_is_transient() -> None:
     assert isinstance(translation("q", TimeoutError()), Unavailable)
 
 
-async def test_a_text_that_is_no_connection_string_is_refused_without_showing_it() -> None:
+async def test_an_invalid_connection_string_is_refused_without_showing_it() -> None:
     with pytest.raises(InvalidRequest) as refused:
         ServiceBus(load(transport="servicebus", service_bus_connection_string="Endpoint=sb://x;Secret=canary"))
 

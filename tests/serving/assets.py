@@ -1,4 +1,4 @@
-"""Assets for the map server: submitted and processed by plain statements, reviewed by the operations of the API."""
+"""Assets for the map server: inserted as processed by SQL statements, and reviewed by the operations of the API."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,7 +22,7 @@ def asset_id(dataset: str, platform: str = "local") -> str:
 
 
 class Assets:
-    """The assets of a database."""
+    """Creates, reviews and removes assets in a database."""
 
     def __init__(self, dsn: str) -> None:
         self.dsn = dsn
@@ -30,7 +30,7 @@ class Assets:
     def publish(
         self, collection: Json, items: Iterable[Json], *, clearance: str = "public", exposure: str = "all-versions"
     ) -> None:
-        """An asset with an approved revision of each version that the items are of."""
+        """Create an asset with an approved revision of each version that the items belong to."""
         items, dataset = list(items), collection["id"]
         for number, ordinal in enumerate(sorted({_ordinal(item) for item in items})):
             own = [item for item in items if _ordinal(item) == ordinal]
@@ -50,7 +50,7 @@ class Assets:
         platform: str = "local",
         state: str = "completed",
     ) -> None:
-        """A revision that was processed and waits for its review, of a version and an asset that are made if needed."""
+        """Insert a processed revision that waits for its review; create its asset and version if they do not exist."""
         values = {
             "asset_id": asset_id(dataset, platform),
             "platform": platform,
@@ -89,7 +89,7 @@ class Assets:
         self._act(lambda store: delete.delete(store, dataset, ordinal, caller=REVIEWER))
 
     def remove(self, dataset: str) -> None:
-        """As if it had never been."""
+        """Remove the asset completely, including its documents."""
         with psycopg.connect(self.dsn) as connection:
             connection.execute("SET search_path = pgstac, public")
             connection.execute("SELECT pgstac.delete_collection(id) FROM collections WHERE id = %s", [dataset])

@@ -1,4 +1,4 @@
-"""Every kind of caller, who names itself in the header of a key."""
+"""Every kind of caller, identified by its name in the header `X-API-Key`."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ CALLERS = {
 }
 
 
-class ByName:
+class AuthenticationByName:
     """The key of a caller is its name."""
 
     async def identify(self, _scope: Any, headers: Headers) -> Identity:
@@ -34,10 +34,10 @@ class ByName:
         return Identity(CALLERS[name])
 
 
-def let_in_by_name(app: FastAPI) -> FastAPI:
+def authenticate_by_name(app: FastAPI) -> FastAPI:
     for middleware in app.user_middleware:
         if middleware.cls is MapMiddleware:
-            middleware.kwargs["authentication"] = ByName()
+            middleware.kwargs["authentication"] = AuthenticationByName()
     return app
 
 

@@ -1,5 +1,5 @@
-"""A catalogue and a storage with a few datasets, and the map server on them;
-made once, since nothing here changes them.
+"""A catalogue and a storage with a few datasets, and a map server for them.
+They are created once, because the tests do not change them.
 
 plain   one band of bytes, everywhere 100                    v0
 dem     heights from 0 to 2000, a corner without data        v0, v1
@@ -50,13 +50,13 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
 
 @pytest.fixture(scope="session")
 def served(catalogue: str, storage: Storage, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of the database, once everything is in it."""
-    folder = tmp_path_factory.mktemp("made")
+    """The address of the database with all datasets."""
+    folder = tmp_path_factory.mktemp("cogs")
     for make in (_plain, _dem, _scene, _tiled, _grown, _across):
         Assets(catalogue).publish(*make(storage, folder))
     storage.put(storage.location("secret.tif", zone=Zone.BRONZE), b"raw data")
     storage.put(storage.location("stac/plain/v0/r1/note.html", zone=Zone.SILVER), b"<script>alert(1)</script>")
-    storage.put(storage.location("3f1b9a52-0000-4000-8000-000000000000/part.tif", zone=Zone.SILVER), b"on its way")
+    storage.put(storage.location("3f1b9a52-0000-4000-8000-000000000000/part.tif", zone=Zone.SILVER), b"intermediate")
     return catalogue
 
 
@@ -73,7 +73,7 @@ def running(app) -> Iterator[TestClient]:
 
 @pytest.fixture
 def client(running: TestClient) -> TestClient:
-    """The map server, which remembers nothing of the test before."""
+    """A client of the map server, whose caches are empty."""
     running.app.state.services.resolver.clear()
     return running
 
@@ -128,7 +128,7 @@ def _scene(storage: Storage, folder: Path):
 
 
 def _tiled(storage: Storage, folder: Path):
-    """Two rows of two, of half a degree each."""
+    """Two rows of two COGs, of half a degree each."""
     edition, items, tiles = Edition("tiled"), [], {}
     for number, (row, column) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)], 1):
         west, south = 10 + column / 2, 50.5 - row / 2
@@ -154,7 +154,7 @@ def _tiled(storage: Storage, folder: Path):
 
 
 def _grown(storage: Storage, folder: Path):
-    """As a job leaves it that adds a version to a dataset with one."""
+    """A dataset as it is after a job has added a second version."""
     items, collections = [], []
     for ordinal, value in ((0, 10), (1, 30)):
         edition, box = Edition("grown", ordinal), (10.0 + ordinal, 50.0, 11.0 + ordinal, 51.0)
@@ -179,7 +179,7 @@ def _grown(storage: Storage, folder: Path):
 
 
 def _across(storage: Storage, folder: Path):
-    """Two degrees on each side; the west begins at 178."""
+    """Two degrees on each side of the antimeridian; the west edge is at 178°."""
     edition, items, tiles = Edition("across"), [], {}
     span = {"datetime": None, "start_datetime": "2024-01-01T00:00:00Z", "end_datetime": "2024-02-01T00:00:00Z"}
     for name, box, value in (("a", (178.0, 0.0, 180.0, 2.0), 10), ("b", (-180.0, 0.0, -178.0, 2.0), 20)):

@@ -15,13 +15,13 @@ from dagmaster.storage.location import Edition, Location, Zone
 from dagmaster.storage.zones import Storage
 
 PUBLIC = "http://maps.example"
-FORMER = "http://127.0.0.1:18103"  # where the server was before
+FORMER = "http://127.0.0.1:18103"  # the former address of the server
 COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"
 BBox = tuple[float, float, float, float]
 
 
 def write_cog(path: Path, pixels: np.ndarray, bounds: BBox, **profile: Any) -> Path:
-    """Bands, rows, columns in EPSG:4326, or another `crs`, as a COG."""
+    """Write an array (bands, rows, columns) as a COG in EPSG:4326, or in another `crs`."""
     bands, rows, columns = pixels.shape
     crs = profile.pop("crs", "EPSG:4326")
     with MemoryFile() as memory:

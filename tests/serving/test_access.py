@@ -1,9 +1,10 @@
-"""Every route as every kind of caller in every state of a version, compared with a table of its own.
+"""Every route is requested by every kind of caller in every state of a version, and compared with tables of this test.
 
     STATES   what was done to the dataset of this name, and what each caller may read of it
-    ROUTES   what is requested of each route; a route that is not in it fails the test
+    OF_…     the request for each route; a route that is in no table fails the test
 
-What a caller may not read is answered like something that does not exist: the same status, headers and body.
+The response for something that a caller may not read is the same as for something that does not exist: status,
+headers and body.
 """
 
 import json
@@ -27,7 +28,7 @@ from dagmaster.serving.searches import encode
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition
 from tests.serving.assets import Assets, asset_id
-from tests.serving.callers import CALLERS, key, let_in_by_name
+from tests.serving.callers import CALLERS, authenticate_by_name, key
 from tests.serving.conftest import BOX
 from tests.serving.data import collection, item, stored
 
@@ -44,9 +45,10 @@ FEATURE = {
 
 @dataclass(frozen=True)
 class State:
-    """`readers` may read the requested revision, `listed_for` see its items in the catalogue; `listed` the collection.
+    """`readers` may read the requested revision, `listed_for` may see its items in the catalogue.
 
-    `twin` is a request that finds nothing and must look the same to all others: another dataset, version or revision.
+    `twin` is a request for a dataset, version or revision that does not exist. All other callers must get the same
+    response for both.
     """
 
     readers: str
@@ -55,7 +57,7 @@ class State:
     version: int = 0
     revision: int = 1
     twin: tuple[str, int, int] = ("unknown", 0, 1)
-    collection_for: str | None = None  # if it has other items that are listed
+    collection_for: str | None = None  # who may see the collection, if other items of it are listed
 
 
 STAFF = "reviewer operator admin"
@@ -67,7 +69,7 @@ def approve(clearance: str) -> Callable[[Assets, str], None]:
     return lambda assets, dataset: assets.approve(dataset, 0, clearance)
 
 
-def then(*actions: Callable[[Assets, str], None]) -> Callable[[Assets, str], None]:
+def in_order(*actions: Callable[[Assets, str], None]) -> Callable[[Assets, str], None]:
     def act(assets: Assets, dataset: str) -> None:
         for action in actions:
             action(assets, dataset)
@@ -89,18 +91,18 @@ STATES = {
     "rejected": State(STAFF, "", lambda assets, dataset: assets.reject(dataset)),
     "public": State(EVERYONE, EVERYONE, approve("public")),
     "ouo": State(INTERNAL, INTERNAL, approve("ouo")),
-    "uncleared": State(STAFF, "", then(approve("public"), lambda a, d: a.clear(d, "uncleared"))),
-    "unpublished": State("", "", then(approve("public"), lambda a, d: a.unpublish(d))),
-    "unpublished-version": State("", "", then(approve("public"), lambda a, d: a.unpublish(d, 0))),
+    "uncleared": State(STAFF, "", in_order(approve("public"), lambda a, d: a.clear(d, "uncleared"))),
+    "unpublished": State("", "", in_order(approve("public"), lambda a, d: a.unpublish(d))),
+    "unpublished-version": State("", "", in_order(approve("public"), lambda a, d: a.unpublish(d, 0))),
     "unpublished-newer-revision": State(
-        STAFF, "", then(approve("public"), submit_again, lambda a, d: a.unpublish(d)), revision=2
+        STAFF, "", in_order(approve("public"), submit_again, lambda a, d: a.unpublish(d)), revision=2
     ),
-    "deleted": State("", "", then(approve("public"), lambda a, d: a.delete(d))),
-    "deleted-version": State("", "", then(approve("public"), lambda a, d: a.delete(d, 0))),
+    "deleted": State("", "", in_order(approve("public"), lambda a, d: a.delete(d))),
+    "deleted-version": State("", "", in_order(approve("public"), lambda a, d: a.delete(d, 0))),
     "newer-revision": State(
         STAFF,
         "",
-        then(approve("public"), submit_again),
+        in_order(approve("public"), submit_again),
         revision=2,
         twin=("newer-revision", 0, 9),
         collection_for=EVERYONE,
@@ -108,17 +110,17 @@ STATES = {
     "older-revision": State(
         STAFF,
         "",
-        then(approve("public"), submit_again, lambda a, d: a.approve(d)),
+        in_order(approve("public"), submit_again, lambda a, d: a.approve(d)),
         twin=("older-revision", 0, 9),
         collection_for=EVERYONE,
     ),
-    "revised": State(EVERYONE, EVERYONE, then(approve("public"), submit_again)),
+    "revised": State(EVERYONE, EVERYONE, in_order(approve("public"), submit_again)),
     "older-version": State(
-        STAFF, "", then(approve("public"), add_version), twin=("older-version", 9, 1), collection_for=EVERYONE
+        STAFF, "", in_order(approve("public"), add_version), twin=("older-version", 9, 1), collection_for=EVERYONE
     ),
-    "latest-version": State(EVERYONE, EVERYONE, then(approve("public"), add_version), version=1),
+    "latest-version": State(EVERYONE, EVERYONE, in_order(approve("public"), add_version), version=1),
     "all-versions": State(
-        EVERYONE, EVERYONE, then(approve("public"), lambda a, d: a.expose(d, "all-versions"), add_version)
+        EVERYONE, EVERYONE, in_order(approve("public"), lambda a, d: a.expose(d, "all-versions"), add_version)
     ),
 }
 
@@ -147,7 +149,7 @@ def dsn(shared_catalog, storage, tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def app(dsn, storage):
-    return let_in_by_name(create_app(load(auth_enabled=True), dsn, storage=storage))
+    return authenticate_by_name(create_app(load(auth_enabled=True), dsn, storage=storage))
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +261,7 @@ OF_COLLECTION = {
     ("GET", f"{STAC_COLLECTION}/items"): listed("/items"),
     ("GET", f"{STAC_COLLECTION}/queryables"): listed("/queryables"),
 }
-# Routes with all that a caller may see; they have tests of their own below.
+# Routes that list everything that a caller may see; tests below check them separately.
 OF_ALL = {
     ("GET", "/stac/search"),
     ("POST", "/stac/search"),
@@ -267,7 +269,7 @@ OF_ALL = {
     ("GET", "/stac/queryables"),
     ("POST", "/searches/register"),
 }
-# The same for everyone: they know nothing of datasets, or repeat what the request says.
+# Routes with the same response for everyone: they contain nothing about datasets, or only repeat the request.
 WITHOUT_DATA = {
     ("GET", "/"): always("/"),
     ("GET", "/maps"): always("/maps"),
@@ -295,17 +297,17 @@ WITHOUT_DATA = {
     ("GET", "/searches/{search_id}/info"): search_tiles("info"),
     ("HEAD", "/searches/{search_id}/info"): search_tiles("info"),
 }
-# How the server runs. Others than operators only learn whether it is ready.
+# Routes about the state of the server. Only operators get details; others only learn whether it is ready.
 OF_OPERATORS = {
     ("GET", "/readyz"): always("/readyz"),
     ("GET", "/metrics"): always("/metrics"),
     ("GET", "/stac/_mgmt/health"): always("/stac/_mgmt/health"),
 }
-# Hands its requests over to the app of the STAC API, whose routes are listed too.
-INNER = {("", "/stac/{path:path}")}
+# The mount of the STAC API, whose routes are listed too.
+STAC_MOUNT = {("", "/stac/{path:path}")}
 
 
-def test_every_route_is_known(app):
+def test_every_route_is_in_a_table_of_this_test(app):
     routes = {
         (method, context.path)
         for routes in (app.routes, stac.create_stac(None, None).routes)
@@ -313,7 +315,7 @@ def test_every_route_is_known(app):
         for method in (context.methods or {""})
     }
 
-    assert routes == {*OF_REVISION, *OF_CATALOGUE, *OF_COLLECTION, *OF_ALL, *WITHOUT_DATA, *OF_OPERATORS, *INNER}
+    assert routes == {*OF_REVISION, *OF_CATALOGUE, *OF_COLLECTION, *OF_ALL, *WITHOUT_DATA, *OF_OPERATORS, *STAC_MOUNT}
 
 
 def request_of(
@@ -336,7 +338,7 @@ def send(
 
 
 def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[httpx2.Response]:
-    """In the thread of the app: a TestClient wakes it ten times for each request."""
+    """Send requests in the thread of the app, which is faster: a TestClient switches threads ten times per request."""
 
     async def send() -> list[httpx2.Response]:
         transport = httpx2.ASGITransport(client.app)
@@ -348,7 +350,7 @@ def send_all(client: TestClient, requests: Sequence[dict[str, Any]]) -> list[htt
 
 
 def described(response: Any, revision: RequestedRevision) -> tuple[int, dict[str, str], str]:
-    """What a client can see of a response, without what it has requested itself."""
+    """Everything that a client can see of a response, except names that it has sent itself."""
     text = response.text
     for own in (encode(revision.search), revision.item, revision.dataset):
         text = text.replace(own, "…")
@@ -360,8 +362,8 @@ def described(response: Any, revision: RequestedRevision) -> tuple[int, dict[str
 MISSING: dict[tuple[Any, ...], tuple[int, dict[str, str], str]] = {}
 
 
-def missing(client, routes, twin: RequestedRevision) -> list[tuple[int, dict[str, str], str]]:
-    """The responses to requests that find nothing; sent once."""
+def responses_to_missing(client, routes, twin: RequestedRevision) -> list[tuple[int, dict[str, str], str]]:
+    """The responses to requests for something that does not exist; each is sent only once."""
     places = [(route, make, twin, caller) for route, make in routes.items() for caller in CALLERS]
     new = [place for place in places if place not in MISSING]
     responses = send_all(client, [request_of(*place) for place in new])
@@ -374,7 +376,9 @@ def check_all(client, routes, state: State, name: str, readers: str) -> None:
     places = [(route, make, revision, caller) for route, make in routes.items() for caller in CALLERS]
     responses = send_all(client, [request_of(*place) for place in places])
     wrong = []
-    for (route, _, _, caller), response, expected in zip(places, responses, missing(client, routes, twin), strict=True):
+    for (route, _, _, caller), response, expected in zip(
+        places, responses, responses_to_missing(client, routes, twin), strict=True
+    ):
         if caller in readers.split():
             is_right = response.status_code == 200
         else:
@@ -385,27 +389,27 @@ def check_all(client, routes, state: State, name: str, readers: str) -> None:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_revision_is_read_by_those_who_may(client, name):
+def test_only_allowed_callers_can_read_a_revision(client, name):
     check_all(client, OF_REVISION, STATES[name], name, STATES[name].readers)
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_items_of_the_catalogue_are_found_by_those_who_may(client, name):
+def test_only_allowed_callers_find_items_of_the_catalogue(client, name):
     state = STATES[name]
     if state.collection_for and state.version == 0 and "version" not in name:
-        return  # the item is that of another revision, which is listed
+        return  # the item belongs to another revision, which is listed
     check_all(client, OF_CATALOGUE, state, name, state.listed_for)
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_collection_is_found_by_those_who_may_see_an_item_of_it(client, name):
+def test_a_collection_is_visible_to_callers_who_may_see_one_of_its_items(client, name):
     state = STATES[name]
     twin = State("", "", state.actions)
     check_all(client, OF_COLLECTION, twin, name, state.collection_for or state.listed_for)
 
 
 @pytest.mark.parametrize("route", WITHOUT_DATA, ids=" ".join)
-def test_routes_without_data_are_the_same_for_all(client, route):
+def test_routes_without_data_respond_the_same_to_all_callers(client, route):
     for dataset in ("ouo", "unknown"):
         revision = RequestedRevision(dataset, 0, 1)
         responses = [
@@ -417,7 +421,7 @@ def test_routes_without_data_are_the_same_for_all(client, route):
 
 @pytest.mark.requirement("X1")
 @pytest.mark.parametrize("caller", CALLERS)
-def test_operators_and_monitors_alone_see_how_the_server_runs(client, caller):
+def test_only_operators_and_monitors_see_the_state_of_the_server(client, caller):
     def status(path: str) -> int:
         return client.get(path, headers=key(caller)).status_code
 
@@ -435,13 +439,13 @@ def visible(caller: str) -> set[str]:
 
 
 def items_of(caller: str) -> set[str]:
-    """What the catalogue holds for a caller: of each visible dataset the approved revisions of exposed versions."""
+    """The items that a caller can see: the approved revisions of exposed versions of each visible dataset."""
     versions = {"older-version": [1], "latest-version": [1], "all-versions": [0, 1]}
     return {f"{name}-v{ordinal}" for name in visible(caller) for ordinal in versions.get(name, [0])}
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_the_list_of_collections_has_what_the_caller_may_see(client, caller):
+def test_the_list_of_collections_contains_exactly_those_visible_to_the_caller(client, caller):
     everything = client.get("/stac/collections?limit=100", headers=key(caller)).json()
     page = client.get("/stac/collections?limit=2&offset=1", headers=key(caller)).json()
 
@@ -455,7 +459,7 @@ def test_the_list_of_collections_has_what_the_caller_may_see(client, caller):
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_a_search_finds_what_the_caller_may_see(client, caller, method):
+def test_a_search_finds_exactly_the_items_visible_to_the_caller(client, caller, method):
     features = search(client, caller, method, limit=100)
 
     assert {each["id"] for each in features["features"]} == items_of(caller)
@@ -471,7 +475,7 @@ def search(client, caller, method="POST", **body):
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_pages_of_a_search_are_complete_and_have_nothing_else(client, caller):
+def test_the_pages_of_a_search_contain_exactly_the_visible_items(client, caller):
     seen, url = [], "/stac/search?limit=2&sortby=id"
     while url:
         page = client.get(url, headers=key(caller)).json()
@@ -517,7 +521,7 @@ REVEALING = [
 
 @pytest.mark.parametrize("body", REVEALING, ids=str)
 def test_no_search_reveals_a_hidden_item(client, body):
-    """It is answered like the same search for a dataset that does not exist."""
+    """The response is the same as for a dataset that does not exist."""
     twin = json.loads(json.dumps(body).replace("ouo", "qqq"))
     answers = [
         client.post("/stac/search", json=each, headers={**key("anonymous"), "X-Request-ID": "same"})
@@ -529,7 +533,7 @@ def test_no_search_reveals_a_hidden_item(client, body):
     assert answers[0].json().get("features", []) == []
 
 
-def test_a_page_that_begins_at_a_hidden_item_is_like_one_that_begins_at_none(client):
+def test_a_page_token_of_a_hidden_item_is_refused_like_one_of_a_missing_item(client):
     def token(dataset: str) -> str:
         return f"next:{dataset.encode().hex()}:{f'{dataset}-v0'.encode().hex()}"
 
@@ -545,7 +549,7 @@ def test_a_page_that_begins_at_a_hidden_item_is_like_one_that_begins_at_none(cli
 
 
 @pytest.mark.parametrize("column", ["id = 'ouo'", "title LIKE '%ouo%'", "id = 'ouo' AND title + 1 > 0"])
-def test_no_search_for_collections_reveals_a_hidden_one(client, column):
+def test_no_search_for_collections_reveals_a_hidden_collection(client, column):
     answers = [
         client.get(
             "/stac/collections",
@@ -559,7 +563,7 @@ def test_no_search_for_collections_reveals_a_hidden_one(client, column):
     assert answers[0].text.replace("ouo", "qqq") == answers[1].text
 
 
-def test_registered_searches_are_decided_again_for_each_caller(client):
+def test_access_to_a_registered_search_is_checked_for_each_caller(client):
     body = {"collections": ["ouo"]}
     registered = {
         name: client.post("/searches/register", json=body, headers=key(name)).json()["id"] for name in CALLERS
@@ -573,7 +577,7 @@ def test_registered_searches_are_decided_again_for_each_caller(client):
     assert statuses == {name: 200 if name in INTERNAL.split() else 404 for name in CALLERS}
 
 
-def test_a_registered_search_of_all_shows_only_what_the_caller_may_see(client):
+def test_a_registered_search_without_conditions_shows_only_visible_items(client):
     search_id = client.post("/searches/register", json={}).json()["id"]
     attributions = {
         name: client.get(f"/searches/{search_id}/tiles/{Z}/{X}/{Y}.png", headers=key(name)).headers["etag"]
@@ -584,7 +588,7 @@ def test_a_registered_search_of_all_shows_only_what_the_caller_may_see(client):
 
 
 @pytest.mark.parametrize("caller", CALLERS)
-def test_queryables_of_all_are_those_of_what_the_caller_may_see(client, dsn, caller):
+def test_queryables_contain_only_those_of_visible_collections(client, dsn, caller):
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("SET search_path = pgstac, public")
         connection.execute(
@@ -602,7 +606,7 @@ def test_queryables_of_all_are_those_of_what_the_caller_may_see(client, dsn, cal
 
 @pytest.fixture(scope="module")
 def two_places(dsn, storage, tmp_path_factory) -> Iterator[dict[int, tuple[float, float, float, float]]]:
-    """A public asset whose two versions are at different places. Only the latest one is exposed."""
+    """A public asset whose two versions are at different places. Only the latest version is exposed."""
     places = {0: BOX, 1: (20.0, 40.0, 21.0, 41.0)}
     folder, assets = tmp_path_factory.mktemp("places"), Assets(dsn)
     for ordinal, box in places.items():
@@ -626,7 +630,7 @@ def test_the_extent_of_a_collection_is_that_of_its_listed_items(client, two_plac
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_an_asset_has_the_same_access_by_its_id(client, name):
+def test_access_by_asset_id_is_the_same_as_by_dataset_id(client, name):
     state = STATES[name]
     path = f"/tiles/{asset_id(name, PLATFORM)}/info?version={state.version}&rev={state.revision}"
 
@@ -645,14 +649,14 @@ def test_latest_is_the_latest_published_version(client, name):
 
 
 @pytest.mark.parametrize("name", ["pending", "rejected", "newer-revision", "revised", "uncleared"])
-def test_without_a_revision_staff_reads_the_served_one_or_the_newest_that_was_processed(client, name):
+def test_staff_reads_the_served_or_newest_processed_revision_by_default(client, name):
     tilejson = client.get(f"/tiles/{name}/WebMercatorQuad/tilejson.json?version=0", headers=key("reviewer")).json()
 
     assert tilejson["dagmaster"]["revision"] == 1
     assert tilejson["dagmaster"]["is_published"] == (name in ("newer-revision", "revised"))
 
 
-def test_a_revision_that_was_not_processed_is_not_read(client, dsn):
+def test_a_revision_that_is_not_processed_cannot_be_read(client, dsn):
     assets = Assets(dsn)
     assets.submit("running", documents("public", 0, 1), platform=PLATFORM, state="processing")
     try:
@@ -665,8 +669,8 @@ def test_a_revision_that_was_not_processed_is_not_read(client, dsn):
 @pytest.mark.parametrize(
     "path",
     [
-        "recipes/public/v0/r1/recipe.json",  # how it was made
-        "cogs/job-00000000-0000-7000-8000-000000000000/v0/r1/x.tif",  # of a job without an asset
+        "recipes/public/v0/r1/recipe.json",  # the options of the edition
+        "cogs/job-00000000-0000-7000-8000-000000000000/v0/r1/x.tif",  # a file of a job without an asset
         "cogs/nothing/v0/r1/x.tif",
         "cogs/public/v00/r1/x.tif",
         "cogs/public/v0/r01/x.tif",
@@ -678,7 +682,7 @@ def test_a_revision_that_was_not_processed_is_not_read(client, dsn):
         "3f1b9a52-0000-4000-8000-000000000000/part.tif",
     ],
 )
-def test_files_that_belong_to_no_revision_are_not_served(client, storage, path):
+def test_files_outside_of_revisions_are_not_served(client, storage, path):
     from dagmaster.storage.location import Location, Zone
 
     storage.put(Location(Zone.SILVER, "silver", path if path.count("/") != 3 else f"{path}/x"), b"found")
@@ -707,7 +711,7 @@ def test_files_that_belong_to_no_revision_are_not_served(client, storage, path):
         ("/livez", None),
     ],
 )
-def test_the_url_tells_which_version_the_decision_will_ask_for(url, expected):
+def test_the_expected_version_is_read_from_the_url(url, expected):
     path, _, query = url.partition("?")
 
     publication = expected_publication(path, query)

@@ -1,5 +1,5 @@
-"""How long answers may be kept, and by whom: by the client for seconds, and by anyone if it is public and names its
-revision."""
+"""How long responses may be cached: by the client for seconds, and by all caches if the data is public and
+the URL names its revision."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ def pinned(client, dataset):
     return address.format(z=9, x=270, y=172)
 
 
-def test_the_latest_is_kept_for_seconds_and_asked_for_by_its_tag(client):
+def test_the_latest_version_is_cached_for_seconds_and_revalidated_by_its_etag(client):
     first = client.get("/tiles/plain/preview.png")
     again = client.get("/tiles/plain/preview.png", headers={"If-None-Match": first.headers["etag"]})
 
@@ -32,7 +32,7 @@ def test_the_latest_is_kept_for_seconds_and_asked_for_by_its_tag(client):
 
 
 @pytest.mark.parametrize("given", ["W/{}", '"other", {}', "*"])
-def test_tags_are_compared_as_the_standard_wants(client, given):
+def test_etags_are_compared_as_the_standard_requires(client, given):
     etag = client.get("/tiles/plain/info").headers["etag"]
 
     assert client.get("/tiles/plain/info", headers={"If-None-Match": given.format(etag)}).status_code == 304
@@ -40,7 +40,7 @@ def test_tags_are_compared_as_the_standard_wants(client, given):
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_tiles_of_a_tilejson_are_kept_for_ever(client, dataset):
+def test_tiles_from_a_tilejson_are_immutable(client, dataset):
     answer = client.get(pinned(client, dataset))
 
     assert answer.status_code == 200
@@ -48,7 +48,7 @@ def test_tiles_of_a_tilejson_are_kept_for_ever(client, dataset):
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_a_cached_tile_is_answered_as_not_modified_without_rendering_it(client, dataset, monkeypatch):
+def test_a_cached_tile_is_reported_as_not_modified_without_rendering(client, dataset, monkeypatch):
     latest = f"/tiles/{dataset}/tiles/WebMercatorQuad/9/270/172.png"
     expected = [(latest, SHORT), (pinned(client, dataset), PINNED)]
     etags = {client.get(address).headers["etag"] for address, _ in expected}
@@ -62,7 +62,7 @@ def test_a_cached_tile_is_answered_as_not_modified_without_rendering_it(client, 
         assert (again.headers["etag"], again.headers["cache-control"]) == (etag, kept)
 
 
-def test_a_tile_that_is_not_there_is_not_kept(client):
+def test_the_response_for_a_missing_tile_is_not_cached(client):
     missing = client.get("/tiles/plain/tiles/WebMercatorQuad/9/0/0.png")
 
     assert (missing.status_code, missing.headers["cache-control"]) == (404, "no-store")
@@ -70,15 +70,15 @@ def test_a_tile_that_is_not_there_is_not_kept(client):
 
 
 @pytest.mark.parametrize("query", ["version=0", "version=0&rev=1", "version=0&rev=1-abc"])
-def test_what_names_less_than_a_revision_is_kept_for_seconds(client, query):
+def test_a_url_without_the_current_tag_is_cached_for_seconds(client, query):
     assert client.get(f"/tiles/plain/preview.png?{query}").headers["cache-control"] == SHORT
 
 
-def test_errors_are_not_kept(client):
+def test_errors_are_not_cached(client):
     assert client.get("/tiles/plain/info?version=9").headers["cache-control"] == "no-store"
 
 
-def test_the_newest_version_is_the_latest_and_others_stay(client):
+def test_the_newest_version_is_the_latest_and_older_ones_are_still_served(client):
     def value(version):
         return round(client.get(f"/tiles/dem/point/10.5,50.5?version={version}").json()["values"][0])
 
@@ -87,7 +87,7 @@ def test_the_newest_version_is_the_latest_and_others_stay(client):
 
 @pytest.fixture
 def revised(assets, storage, tmp_path):
-    """A dataset with a value for each of two revisions, of which the first is approved."""
+    """A dataset with two revisions with different values, of which the first is approved."""
     edition = Edition("revised")
     for revision in (1, 2):
         edition = replace(edition, revision=revision)
@@ -100,7 +100,7 @@ def revised(assets, storage, tmp_path):
     assets.remove("revised")
 
 
-def test_an_approved_revision_is_seen_at_once_and_the_tiles_of_the_old_one_are_refused(client, assets, revised):
+def test_an_approved_revision_is_served_at_once_and_tiles_of_the_old_one_are_private(client, assets, revised):
     before = client.get("/tiles/revised/preview.png")
     old = pinned(client, "revised")
     assert client.get(old).status_code == 200
@@ -111,11 +111,11 @@ def test_an_approved_revision_is_seen_at_once_and_the_tiles_of_the_old_one_are_r
     assert before.headers["etag"].startswith('"0-1-')
     assert after.status_code == 200
     assert after.headers["etag"].startswith('"0-2-')
-    assert client.get(old).headers["cache-control"] == SHORT, "staff reads it as a preview"
+    assert client.get(old).headers["cache-control"] == SHORT, "staff can still read it"
     assert client.get(pinned(client, "revised")).headers["cache-control"] == PINNED
 
 
-def test_a_preview_is_private_and_follows_its_documents(client, assets, revised, monkeypatch):
+def test_a_preview_is_private_and_follows_changes_of_its_documents(client, assets, revised, monkeypatch):
     """Until its review a revision may be processed again."""
     address = "/tiles/revised/point/10.5,50.5?version=0&rev=2"
     now = 0.0
@@ -130,33 +130,33 @@ def test_a_preview_is_private_and_follows_its_documents(client, assets, revised,
     changed = item(Edition("revised", 0, 2), Location(Zone.SILVER, "silver", "cogs/revised/v0/r1/p.tif"), BOX)
     assets.write_documents("revised", 0, 2, [changed])
 
-    assert client.get(address).json()["values"] == [2], "for a map with many tiles"
+    assert client.get(address).json()["values"] == [2], "cached for a second, for maps with many tiles"
     now = 2.0
     assert client.get(address).json()["values"] == [1]
 
     original = item(Edition("revised", 0, 2), Location(Zone.SILVER, "silver", "cogs/revised/v0/r2/p.tif"), BOX)
     assets.write_documents("revised", 0, 2, [original])
     assets.approve("revised")
-    assert client.get(address).json()["values"] == [2], "nothing of the preview is used for what is published"
+    assert client.get(address).json()["values"] == [2], "the cache of the preview is not used after publication"
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/stac", "/stac/collections", "/stac/search", "/stac/collections/plain", "/livez"]
 )
-def test_what_depends_on_the_caller_is_private(client, path):
+def test_responses_that_depend_on_the_caller_are_private(client, path):
     answer = client.get(path)
 
     assert "public" not in answer.headers["cache-control"]
     assert {"authorization", "x-api-key"} <= {name.strip().lower() for name in answer.headers["vary"].split(",")}
 
 
-def test_what_anyone_may_keep_does_not_vary_with_the_caller(client):
+def test_publicly_cached_responses_do_not_vary_with_the_caller(client):
     assert "vary" not in client.get(pinned(client, "plain")).headers
     assert "Authorization" in client.get("/tiles/plain/preview.png").headers["vary"]
 
 
 @pytest.mark.parametrize("kind", ["tile", "file"])
-def test_only_public_data_is_kept_by_others(client, assets, revised, kind):
+def test_only_public_data_is_cached_by_shared_caches(client, assets, revised, kind):
     address = pinned(client, "revised") if kind == "tile" else "/files/silver/silver/cogs/revised/v0/r1/p.tif"
     for kept in (PINNED, SHORT):
         assert client.get(address).headers["cache-control"] == kept
@@ -164,8 +164,8 @@ def test_only_public_data_is_kept_by_others(client, assets, revised, kind):
         assets.clear("revised", "ouo" if kept == PINNED else "public")
 
 
-def test_a_version_that_is_hidden_by_the_latest_one_is_private(client, assets, revised, storage):
-    """Staff reads it; others do not."""
+def test_a_version_that_is_no_longer_exposed_is_private(client, assets, revised, storage):
+    """Only staff can read it."""
     old = pinned(client, "revised")
     cog = Location(Zone.SILVER, "silver", "cogs/revised/v0/r1/p.tif")
     assets.submit("revised", [collection("revised", BOX), item(Edition("revised", 1), cog, BOX)], ordinal=1)
@@ -196,7 +196,7 @@ INVALID = [
 
 
 @pytest.mark.parametrize(("path", "status"), INVALID)
-def test_an_invalid_request_is_invalid_whatever_the_client_has(client, path, status):
+def test_an_invalid_request_is_refused_even_with_if_none_match(client, path, status):
     for condition in ("*", " * ", None):
         headers = {} if condition is None else {"If-None-Match": condition}
         answer = client.get(f"/tiles/plain/{path}", headers=headers)
@@ -211,7 +211,7 @@ def test_invalid_parameters_are_refused_even_with_the_current_etag(client, path,
 
 
 @pytest.mark.parametrize("path", ["tiles/WebMercatorQuad/9/270/172.png", "preview.png", "info", "statistics"])
-def test_any_content_that_exists_is_not_modified_for_a_client_with_any(client, path):
+def test_if_none_match_with_a_star_is_not_modified_for_existing_content(client, path):
     answer = client.get(f"/tiles/plain/{path}", headers={"If-None-Match": "*"})
 
     assert (answer.status_code, answer.content) == (304, b"")

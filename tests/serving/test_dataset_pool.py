@@ -1,4 +1,4 @@
-"""Files stay open between requests, and no request reads an old one."""
+"""Files stay open between requests, and replaced files are opened again."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,14 +37,14 @@ def test_a_second_request_gets_the_same_dataset(path):
         assert not second.closed
 
 
-def test_two_at_once_get_one_each(path):
+def test_two_concurrent_requests_get_separate_datasets(path):
     pool = DatasetPool()
     with pool.open(str(path)) as one, pool.open(str(path)) as other:
         assert one is not other
     assert len(pool) == 2
 
 
-def test_many_threads_read_what_is_there(tmp_path):
+def test_many_threads_read_the_right_values(tmp_path):
     pool = DatasetPool(max_idle=4)
     paths = [cog(tmp_path / f"{value}.tif", value) for value in range(1, 7)]
     indexes = [index % len(paths) for index in range(300)]
@@ -101,7 +101,7 @@ def test_an_unused_dataset_is_closed_after_a_while(path, tmp_path):
     assert len(pool) == 1
 
 
-def test_the_one_unused_for_longest_makes_room(tmp_path):
+def test_the_least_recently_used_dataset_is_closed_first(tmp_path):
     pool = DatasetPool(max_idle=2)
     paths = [cog(tmp_path / f"{value}.tif", value) for value in (1, 2, 3)]
     opened = []
@@ -112,7 +112,7 @@ def test_the_one_unused_for_longest_makes_room(tmp_path):
     assert [dataset.closed for dataset in opened] == [False, True, False, False]
 
 
-def test_one_that_could_not_be_read_is_not_used_again(path):
+def test_a_dataset_that_could_not_be_read_is_closed(path):
     pool = DatasetPool()
     with pytest.raises(RasterioIOError), pool.open(str(path)) as dataset:
         raise RasterioIOError("a block is broken")
@@ -121,7 +121,7 @@ def test_one_that_could_not_be_read_is_not_used_again(path):
     assert len(pool) == 0
 
 
-def test_a_reader_gives_its_dataset_back(client):
+def test_a_reader_returns_its_dataset_to_the_pool(client):
     pool = client.app.state.services.datasets
     pool.close_idle(0)
 
@@ -130,8 +130,8 @@ def test_a_reader_gives_its_dataset_back(client):
     assert len(pool) == 1
 
 
-def test_tiles_are_those_of_the_file_that_is_there_now(client, assets, storage, tmp_path):
-    """Under the same name and the same catalogue."""
+def test_tiles_show_the_new_content_of_a_replaced_file(client, assets, storage, tmp_path):
+    """The name of the file and the catalogue do not change."""
     edition, address = Edition("replaced"), "/tiles/replaced/tiles/WebMercatorQuad/9/270/172.png"
     shown = []
     try:

@@ -1,4 +1,4 @@
-"""What users of TiTiler expect beyond tiles: grids, WMTS, crops, statistics of areas, expressions, colour maps."""
+"""Features of TiTiler besides tiles: grids, WMTS, crops, statistics of areas, expressions, colour maps."""
 
 import json
 from contextlib import suppress
@@ -87,7 +87,7 @@ def test_the_setting_limits_the_grids(served, storage):
         create_app(load(serving_grids="Nonsense"), served, storage=storage)
 
 
-def test_every_link_of_the_tilesets_answers(client):
+def test_every_link_of_the_tilesets_works(client):
     sets = client.get("/tileMatrixSets").json()["tileMatrixSets"]
     tilesets = client.get("/tiles/plain/tiles").json()["tilesets"]
 
@@ -133,7 +133,7 @@ def test_the_wmts_has_the_zoom_levels_of_the_dataset(client, dataset):
 
 
 @pytest.mark.parametrize(("dataset", "expected"), [("plain", {100}), ("tiled", {10, 20, 30, 40})])
-def test_a_box_is_cut_out(client, dataset, expected):
+def test_a_crop_of_a_box_is_served(client, dataset, expected):
     for path, shape in (
         ("bbox/10.25,50.25,10.75,50.75.png", None),
         ("bbox/10.25,50.25,10.75,50.75/64x32.png", (32, 64)),
@@ -147,7 +147,7 @@ def test_a_box_is_cut_out(client, dataset, expected):
         assert answer.headers["etag"]
 
 
-def test_a_cut_out_is_where_it_says(client):
+def test_a_crop_shows_the_requested_box(client):
     answer = client.get("/tiles/dem/bbox/10.5,50.25,10.75,50.5/50x50.png?colormap_name=gray&rescale=0,2000")
     west, south, east, north = map(float, answer.headers["content-bbox"].split(","))
     picture = decoded(answer.content)
@@ -160,7 +160,7 @@ def test_a_cut_out_is_where_it_says(client):
 @pytest.mark.parametrize(
     "box", ["nan,0,1,1", "0,0,inf,1", "11,50,10,51", "10,51,11,50", "10,50,10,51", "-181,0,0,1", "0,0,1,91", "a,b,c,d"]
 )
-def test_a_box_that_is_none_is_refused(client, box):
+def test_an_invalid_box_is_refused(client, box):
     answer = client.get(f"/tiles/plain/bbox/{box}.png")
 
     assert answer.status_code in (400, 422)
@@ -168,14 +168,14 @@ def test_a_box_that_is_none_is_refused(client, box):
 
 
 @pytest.mark.parametrize("size", ["9000x10", "0x10", "10x4000"])
-def test_cut_outs_have_a_largest_size(client, size):
+def test_the_size_of_a_crop_is_limited(client, size):
     assert client.get(f"/tiles/plain/bbox/10,50,11,51/{size}.png").status_code in (400, 422)
     assert client.post(f"/tiles/plain/feature/{size}.png", json=feature(10, 50, 11, 51)).status_code in (400, 422)
     assert client.get("/tiles/plain/bbox/10,50,11,51.png?max_size=3000").status_code in (400, 422)
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_a_box_beside_the_data_is_transparent_or_not_found(client, dataset):
+def test_a_box_outside_the_data_is_transparent_or_not_found(client, dataset):
     answer = client.get(f"/tiles/{dataset}/bbox/40,0,41,1.png")
 
     assert answer.status_code in (200, 404)
@@ -184,7 +184,7 @@ def test_a_box_beside_the_data_is_transparent_or_not_found(client, dataset):
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_a_feature_is_cut_along_its_edge(client, dataset):
+def test_a_crop_of_a_feature_ends_at_its_edge(client, dataset):
     triangle = {
         "type": "Feature",
         "properties": {},
@@ -199,7 +199,7 @@ def test_a_feature_is_cut_along_its_edge(client, dataset):
 
 
 @pytest.mark.parametrize(("dataset", "mean"), [("plain", 100), ("tiled", 25)])
-def test_statistics_are_of_the_polygon(client, dataset, mean):
+def test_statistics_are_computed_within_the_polygon(client, dataset, mean):
     one = client.post(
         f"/tiles/{dataset}/statistics?histogram_bins=4&max_size=128", json=feature(10.25, 50.25, 10.75, 50.75)
     )
@@ -211,7 +211,7 @@ def test_statistics_are_of_the_polygon(client, dataset, mean):
     assert one.json()["properties"]["name"] == "a"
 
 
-def test_statistics_of_many_polygons_are_of_each(client):
+def test_statistics_are_computed_for_each_of_several_polygons(client):
     body = {"type": "FeatureCollection", "features": [feature(10.1, 50.6, 10.4, 50.9), feature(10.6, 50.1, 10.9, 50.4)]}
     answer = client.post("/tiles/tiled/statistics?max_size=64", json=body).json()
 
@@ -246,7 +246,7 @@ BODIES = {
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 @pytest.mark.parametrize("path", ["statistics", "feature.png"])
-def test_a_body_that_is_no_polygon_or_too_large_is_refused(client, path, body):
+def test_a_body_that_is_not_a_polygon_or_too_large_is_refused(client, path, body):
     answer = client.post(f"/tiles/plain/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
 
     assert answer.status_code in (400, 422), answer.text[:300]
@@ -299,7 +299,7 @@ def test_expressions_work_in_every_route(client, dataset, path):
         "b1;b2;b3",
     ],
 )
-def test_arithmetic_passes(text):
+def test_arithmetic_is_accepted(text):
     assert require_expression(text) == text
 
 
@@ -351,13 +351,13 @@ def test_arithmetic_passes(text):
         "b1#",
     ],
 )
-def test_everything_else_than_arithmetic_is_refused(text):
+def test_expressions_that_are_not_arithmetic_are_refused(text):
     with pytest.raises(InvalidRequest):
         require_expression(text)
 
 
-def test_expressions_of_random_text_never_reach_the_evaluator_unless_they_are_arithmetic():
-    """An independent check: what passes has only names and characters of arithmetic, and is evaluated in a moment."""
+def test_random_text_is_only_evaluated_if_it_is_arithmetic():
+    """Accepted texts contain only names and operators of arithmetic, and are evaluated quickly."""
     import re
     import time
 
@@ -413,7 +413,7 @@ def test_colour_maps_are_listed_and_described(client):
 
 
 @pytest.mark.parametrize("colors", [{"100": "#ff0000"}, {"100": [255, 0, 0]}, [[[50, 150], [255, 0, 0, 255]]]])
-def test_a_request_may_have_its_own_colours(client, colors):
+def test_a_request_can_have_its_own_colour_map(client, colors):
     tile = tms.get("WebMercatorQuad").tile(10.5, 50.5, 11)
     for path in (f"tiles/WebMercatorQuad/11/{tile.x}/{tile.y}.png", "preview.png", "bbox/10,50,11,51.png"):
         answer = client.get(f"/tiles/plain/{path}", params={"colormap": json.dumps(colors)})
@@ -436,13 +436,13 @@ def test_a_request_may_have_its_own_colours(client, colors):
         "NaN",
     ],
 )
-def test_colours_that_are_none_are_refused(client, text):
+def test_invalid_colours_are_refused(client, text):
     answer = client.get("/tiles/plain/preview.png", params={"colormap": text})
 
     assert answer.status_code == 400, answer.text
 
 
-def test_a_request_has_one_colour_map(client):
+def test_two_colour_maps_in_one_request_are_refused(client):
     assert client.get('/tiles/plain/preview.png?colormap_name=viridis&colormap={"1":"#fff"}').status_code == 400
 
 
@@ -459,7 +459,7 @@ def test_the_tilejson_describes_the_bands(client):
     assert [band["name"] for band in layer["bands"]] == ["b1", "b2", "b3", "b4"]
 
 
-def test_a_cut_out_can_be_read_back_by_rasterio(client):
+def test_a_crop_can_be_read_by_rasterio(client):
     content = client.get("/tiles/plain/bbox/10.2,50.2,10.4,50.4/40x40.png").content
 
     with MemoryFile(content) as memory, memory.open() as picture:
@@ -467,7 +467,7 @@ def test_a_cut_out_can_be_read_back_by_rasterio(client):
         assert (picture.read(1) == 100).all()
 
 
-def test_the_description_of_the_api_lists_the_new_routes(client):
+def test_the_openapi_document_lists_these_routes(client):
     paths = client.get("/openapi.json").json()["paths"]
 
     for path in (
@@ -494,8 +494,8 @@ def test_the_description_of_the_api_lists_the_new_routes(client):
         ((10.1, 50.1, 10.3, 50.9), "width=20&height=30", (30, 20)),
     ],
 )
-def test_a_slender_crop_has_limited_sides(client, dataset, box, query, expected):
-    """With one side given, the other follows from the box: without limit, 2,048 pixels would become millions."""
+def test_the_sides_of_a_narrow_crop_are_limited(client, dataset, box, query, expected):
+    """If one side is given, the other follows from the box: without a limit it could be millions of pixels."""
     crop = client.get(f"/tiles/{dataset}/bbox/{','.join(map(str, box))}.png?{query}")
     cut_out = client.post(f"/tiles/{dataset}/feature.png?{query}", json=feature(*box))
 
@@ -504,12 +504,12 @@ def test_a_slender_crop_has_limited_sides(client, dataset, box, query, expected)
 
 
 @pytest.mark.parametrize("query", ["width=0", "width=-1", "height=513", "width=2147483648", "height=x"])
-def test_images_of_colour_maps_have_limited_sides(client, query):
+def test_the_size_of_colour_map_images_is_limited(client, query):
     assert client.get("/colorMaps/viridis?f=png&width=512&height=300").status_code == 200
     assert client.get(f"/colorMaps/viridis?f=png&{query}").status_code == 422
 
 
-def test_a_preview_of_a_slender_dataset_has_limited_sides(tmp_path):
+def test_the_sides_of_a_preview_of_a_narrow_dataset_are_limited(tmp_path):
     strip = np.ones((1, 2000, 10), np.uint8)
     file = write_cog(tmp_path / "strip.tif", strip, (500_000, 5_000_000, 500_100, 5_020_000), crs="EPSG:32632")
     with CogReader(str(file), datasets=DatasetPool(), is_display=True) as reader:
@@ -517,7 +517,7 @@ def test_a_preview_of_a_slender_dataset_has_limited_sides(tmp_path):
         assert reader.preview(height=400).array.shape == (1, 400, 2)
 
 
-def test_a_refused_expression_says_what_is_allowed():
+def test_the_error_for_a_refused_expression_says_what_is_allowed():
     for text in ("__import__('os')", "B1+B2", "b1 @ b2"):
         with pytest.raises(InvalidRequest, match="it may have bands"):
             require_expression(text)

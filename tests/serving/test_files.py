@@ -1,4 +1,4 @@
-"""Files in parts and whole, and what is never served."""
+"""Complete files and ranges of files, and files that are never served."""
 
 import hashlib
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_a_file_that_the_client_has_is_not_modified(client):
     assert (answer.status_code, answer.content) == (304, b"")
 
 
-def test_what_is_sent_of_a_file_is_read_and_nothing_else(client, whole, monkeypatch):
+def test_only_the_requested_part_of_a_file_is_read(client, whole, monkeypatch):
     etag, read = client.get(COG).headers["etag"], []
     get_range = Storage.get_range
 
@@ -111,13 +111,13 @@ def test_what_is_sent_of_a_file_is_read_and_nothing_else(client, whole, monkeypa
     assert read == [(100, 200)]
 
     read.clear()
-    monkeypatch.setattr(files, "CHUNK_BYTES", 100)  # more than a chunk is a stream of chunks
+    monkeypatch.setattr(files, "CHUNK_BYTES", 100)  # a larger part is streamed in chunks
     part = client.get(COG, headers={"Range": "bytes=100-349"})
     assert read == [(100, 100), (200, 100), (300, 50)]
     assert (part.status_code, part.content) == (206, whole[100:350])
 
 
-def test_a_small_part_that_cannot_be_read_is_a_problem_and_not_a_broken_response(client, monkeypatch):
+def test_a_read_error_is_reported_as_a_problem_before_the_response_starts(client, monkeypatch):
     def fail(*_arguments):
         raise Unavailable("the storage does not respond", code="storage.unavailable")
 
@@ -131,7 +131,7 @@ def test_a_small_part_that_cannot_be_read_is_a_problem_and_not_a_broken_response
     "path",
     [
         "/files/bronze/bronze/secret.tif",  # raw data
-        "/files/silver/silver/3f1b9a52-0000-4000-8000-000000000000/part.tif",  # on its way
+        "/files/silver/silver/3f1b9a52-0000-4000-8000-000000000000/part.tif",  # an intermediate object
         "/files/silver/silver/cogs/plain/v0/r1/",  # a folder
         "/files/silver/silver/cogs",
         "/files/silver/silver/",
@@ -155,14 +155,14 @@ def test_a_small_part_that_cannot_be_read_is_a_problem_and_not_a_broken_response
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_nothing_else_is_served(client, path, method):
+def test_no_other_files_are_served(client, path, method):
     answer = client.request(method, path)
 
     assert answer.status_code == 404, answer.text
     assert b"raw data" not in answer.content
 
 
-def test_a_link_out_of_storage_is_not_followed(client, storage, tmp_path):
+def test_a_link_to_a_file_outside_the_storage_is_not_followed(client, storage, tmp_path):
     outside = tmp_path / "outside.tif"
     outside.write_bytes(b"private")
     place = storage.gdal_path(Location(Zone.SILVER, "silver", "cogs/plain/v0/r1/plain.tif")).replace(
@@ -195,7 +195,7 @@ def test_a_file_that_no_document_of_the_revision_names_is_not_served(client, sto
     assert client.get(COG).status_code == 200
 
 
-def test_an_uploaded_page_does_not_run_on_the_servers_origin(client, storage, assets):
+def test_scripts_of_an_uploaded_page_do_not_run(client, storage, assets):
     edition, box = Edition("noted"), (10.0, 50.0, 11.0, 51.0)
     page = storage.location(edition.cog("note.html"), zone=Zone.SILVER)
     storage.put(page, b"<script>alert(1)</script>")
@@ -211,7 +211,7 @@ def test_an_uploaded_page_does_not_run_on_the_servers_origin(client, storage, as
 MOSAIC = "/files/silver/silver/mosaics/tiled/v0/r1/mosaic.json"
 
 
-def test_a_mosaic_is_served_with_the_addresses_of_its_cogs(client):
+def test_a_mosaic_is_served_with_the_urls_of_its_cogs(client):
     answer = client.get(MOSAIC)
     document = answer.json()
     names = {name for names in document["tiles"].values() for name in names}
@@ -223,7 +223,7 @@ def test_a_mosaic_is_served_with_the_addresses_of_its_cogs(client):
     assert int(answer.headers["content-length"]) == len(answer.content)
 
 
-def test_a_mosaic_in_parts_is_the_whole_mosaic(client):
+def test_ranges_of_a_mosaic_together_are_the_whole_mosaic(client):
     whole = client.get(MOSAIC)
     middle = len(whole.content) // 2
     parts = [client.get(MOSAIC, headers={"Range": f"bytes={span}"}) for span in (f"0-{middle - 1}", f"{middle}-")]
@@ -252,7 +252,7 @@ def test_the_etag_of_a_mosaic_depends_on_the_address_of_the_server(client):
         ("../../", "a.tif", "../../a.tif"),
     ],
 )
-def test_the_prefix_of_a_mosaic_is_a_whole_address(prefix, name, expected):
+def test_the_prefix_of_a_mosaic_becomes_an_absolute_url(prefix, name, expected):
     import json
 
     from dagmaster.serving.mosaics import with_asset_urls
@@ -265,7 +265,7 @@ def test_the_prefix_of_a_mosaic_is_a_whole_address(prefix, name, expected):
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"tiles": 7}', b'{"tiles": {"0": [1]}}', b"\xff"])
-def test_a_document_that_is_no_mosaic_is_served_unchanged(text):
+def test_a_document_that_is_not_a_mosaic_is_served_unchanged(text):
     from dagmaster.serving.mosaics import with_asset_urls
 
     location = Location(Zone.SILVER, "silver", "mosaics/d/v0/r1/mosaic.json")

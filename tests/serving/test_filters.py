@@ -46,7 +46,7 @@ def nested(depth: int) -> object:
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_what_is_too_long_or_nested_too_deeply_is_refused(expression: object) -> None:
+def test_filters_that_are_too_long_or_nested_too_deeply_are_refused(expression: object) -> None:
     with pytest.raises(InvalidRequest):
         require_simple_filter(expression)
 
@@ -61,12 +61,12 @@ def test_what_is_too_long_or_nested_too_deeply_is_refused(expression: object) ->
         nested(MAX_JSON_NESTING - 1),
     ],
 )
-def test_ordinary_filters_pass(expression: object) -> None:
+def test_ordinary_filters_are_accepted(expression: object) -> None:
     require_simple_filter(expression)
 
 
 @given(st.recursive(st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_nesting_is_measured_as_json_writes_it(document: object) -> None:
+def test_nesting_is_the_depth_of_brackets_in_the_json_document(document: object) -> None:
     """An independent measure: brackets in the written document, outside of strings."""
     text, depth, deepest, is_quoted, is_escaped = json.dumps(document), 0, 0, False, False
     for character in text:
@@ -114,7 +114,7 @@ print(parsed, slowest)
 
 
 def test_no_filter_within_the_limits_crashes_or_hangs_the_parser() -> None:
-    """In a process of its own: a crash of native code would end the tests."""
+    """In a separate process, because a crash of native code would end the tests."""
     began = time.monotonic()
     command = [sys.executable, "-c", FUZZ, "7", "2000"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
@@ -126,7 +126,7 @@ def test_no_filter_within_the_limits_crashes_or_hangs_the_parser() -> None:
     assert time.monotonic() - began < 90
 
 
-def test_a_search_with_such_a_filter_is_refused_as_a_problem(client) -> None:
+def test_a_search_with_a_filter_beyond_the_limits_is_refused(client) -> None:
     requests = [
         client.get("/stac/search", params={"filter-lang": "cql2-text", "filter": "(" * 2000}),
         client.get("/stac/collections/plain/items", params={"filter-lang": "cql2-text", "filter": "(" * 25}),
@@ -188,11 +188,11 @@ def test_geometries_with_too_many_vertices_or_bad_coordinates_are_refused(client
 
     for response in responses[1:]:
         assert (response.status_code, response.json()["code"]) == (400, "request.bad-geometry"), response.url
-    assert responses[0].status_code in (400, 422)  # the model of a search refuses some of them before
+    assert responses[0].status_code in (400, 422)  # the model of a search already refuses some of them
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_coordinates_that_are_no_numbers_are_refused(client, value: float) -> None:
+def test_coordinates_that_are_not_numbers_are_refused(client, value: float) -> None:
     geometry = {"type": "Point", "coordinates": [value, 0]}
     with pytest.raises(InvalidRequest):
         require_simple_geometries(geometry)
@@ -215,13 +215,13 @@ def test_coordinates_that_are_no_numbers_are_refused(client, value: float) -> No
     ],
     ids=lambda value: json.dumps(value)[:60],
 )
-def test_ordinary_geometries_are_searched_for(client, geometry: dict) -> None:
+def test_ordinary_geometries_are_accepted(client, geometry: dict) -> None:
     assert client.post("/stac/search", json={"intersects": geometry}).status_code == 200
-    if geometry["type"] != "GeometryCollection":  # pgSTAC's filters do not have them
+    if geometry["type"] != "GeometryCollection":  # pgSTAC's filters do not support them
         assert client.post("/stac/search", json={"filter": intersecting(geometry)}).status_code == 200
     if len(json.dumps(geometry)) < 10_000:
         assert client.get("/stac/search", params={"intersects": json.dumps(geometry)}).status_code == 200
 
 
-def test_a_property_named_coordinates_is_no_geometry() -> None:
+def test_a_property_named_coordinates_is_not_treated_as_a_geometry() -> None:
     require_simple_geometries({"query": {"coordinates": {"in": [1e300, "x"]}}, "fields": ["coordinates"]})

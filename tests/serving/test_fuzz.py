@@ -1,8 +1,8 @@
 """Random requests to every route of the map server, which runs as a separate process: native code (GDAL, PROJ, numpy,
-PostGIS, the parsers of filters and JSON) receives every parameter, and could end it.
+PostGIS, the parsers of filters and JSON) receives every parameter, and could crash it.
 
-Each response comes within the time limit; an error is a problem with a code, and never an unexpected one.
-With --slow for minutes, with another seed each time.
+Each response arrives within the time limit; an error response is a problem with a code, and never an internal error.
+With --slow the test runs for minutes, each time with another seed.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.serving.test_process import server  # noqa: F401 - a fixture
 pytestmark = pytest.mark.requirement("C2", "X3")
 
 LIMIT_SECONDS = 20.0
-# Errors of the server that a request may cause: it takes too long, or others take all slots.
+# Server errors that a request may get: it takes too long, or other requests use all slots.
 ALLOWED_CODES = {"catalog.too-slow", "serving.busy"}
 RING = [[10.1, 50.1], [10.9, 50.1], [10.9, 50.9], [10.1, 50.9], [10.1, 50.1]]
 POLYGON = {"type": "Polygon", "coordinates": [RING]}
@@ -114,7 +114,7 @@ VALUES: dict[str, list[str]] = {
     "assets": ["data"],
     "offset": ["0", "3"],
 }
-NASTY = [
+HOSTILE_VALUES = [
     *(
         "",
         " ",
@@ -321,7 +321,7 @@ def random_geometry(rng: random.Random, depth: int = 0) -> object:
 
 
 def random_geojson(rng: random.Random) -> object:
-    """A feature or a collection of features, as bodies of crops and statistics are."""
+    """A feature or a collection of features, as sent to routes of crops and statistics."""
 
     def one_feature() -> object:
         geometry = rng.choice(GEOMETRIES) if rng.random() < 0.2 else random_geometry(rng)
@@ -342,7 +342,7 @@ def random_geojson(rng: random.Random) -> object:
 
 
 def body(rng: random.Random, *, is_area: bool) -> bytes:
-    """Of a crop, or an object with the fields of a search, some of them wrong; sometimes not even JSON."""
+    """The body for a crop, or an object with the fields of a search, some of them invalid; sometimes not even JSON."""
     if rng.random() < 0.1:
         return rng.choice(NOT_JSON)
     if is_area and rng.random() < 0.95:
@@ -356,7 +356,7 @@ def body(rng: random.Random, *, is_area: bool) -> bytes:
             within = {"op": "s_within", "args": [{"property": "geometry"}, geometry]}
             search[name] = geometry if name == "intersects" else within
         else:
-            search[name] = rng.choice([any_json(rng), rng.choice(NASTY)])
+            search[name] = rng.choice([any_json(rng), rng.choice(HOSTILE_VALUES)])
     return json.dumps(search).encode("utf-8", "surrogatepass")
 
 
@@ -368,7 +368,7 @@ class Operation:
 
     def request(self, rng: random.Random) -> tuple[str, str, bytes | None]:
         def value(name: str, bad: float) -> str:
-            return rng.choice(NASTY) if rng.random() < bad else rng.choice(VALUES[name])
+            return rng.choice(HOSTILE_VALUES) if rng.random() < bad else rng.choice(VALUES[name])
 
         bad_paths = rng.choice([0.0, 0.0, 0.3])
         path = self.path
@@ -378,7 +378,7 @@ class Operation:
         bad_queries = rng.choice([0.2, 0.6, 1.0])
         pairs = [(name, value(name, bad_queries)) for name in chosen for _ in range(rng.choice([1, 1, 1, 1, 2, 30]))]
         if rng.random() < 0.05:
-            pairs.append((rng.choice(NASTY)[:500], "x"))
+            pairs.append((rng.choice(HOSTILE_VALUES)[:500], "x"))
         query = urlencode(pairs)[: rng.choice([60_000, 60_000, 300])]
         return self.method, f"{path}?{query}" if query else path, self.body(rng)
 
@@ -404,7 +404,7 @@ def operations() -> list[Operation]:
     return [*listed, *(Operation("GET", path, ["version", "limit", "blob"]) for path in HIDDEN)]
 
 
-def test_every_hidden_route_is_known():
+def test_every_route_outside_of_openapi_is_listed():
     app = create_app(load(), "postgresql:///none")
     hidden = {
         route.path
@@ -425,9 +425,9 @@ def test_every_parameter_has_valid_values():
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(240, marks=pytest.mark.slow)])
-def test_no_request_ends_the_server_or_makes_it_fail(server, seconds):  # noqa: F811
+def test_no_request_crashes_the_server_or_causes_an_internal_error(server, seconds):  # noqa: F811
     url, process = server
-    threading.Thread(target=process.stderr.read, daemon=True).start()  # the log would fill its pipe
+    threading.Thread(target=process.stderr.read, daemon=True).start()  # otherwise the log would fill its pipe
     seed = 1 if seconds < 60 else random.randrange(10**9)
     rng, all_operations = random.Random(seed), operations()
     known = {operation.path for operation in all_operations}
@@ -437,17 +437,17 @@ def test_no_request_ends_the_server_or_makes_it_fail(server, seconds):  # noqa: 
         operation = all_operations[count % len(all_operations)] if count < len(known) else rng.choice(all_operations)
         count += 1
         headers = rng.choice(HEADERS) if rng.random() < 0.2 else {}
-        if problem := wrong_with(url, headers, *operation.request(rng)):
+        if problem := problem_with(url, headers, *operation.request(rng)):
             failures.append(f"seed {seed}, request {count}: {problem}")
-        assert process.poll() is None, f"the server has ended: {failures[-1:]}"
+        assert process.poll() is None, f"the server has crashed: {failures[-1:]}"
         if len(failures) >= 20:
             break
 
     assert failures == []
 
 
-def wrong_with(url: str, headers: dict[str, str], method: str, path: str, content: bytes | None) -> str | None:
-    """What is wrong with the response to a request; None if nothing is."""
+def problem_with(url: str, headers: dict[str, str], method: str, path: str, content: bytes | None) -> str | None:
+    """The problem with the response to a request, or None."""
     connection = HTTPConnection(urlsplit(url).netloc, timeout=LIMIT_SECONDS)
     begun = time.monotonic()
     shown = f"{method} {path[:300]} {headers} {(content or b'')[:300]!r}"
@@ -462,7 +462,7 @@ def wrong_with(url: str, headers: dict[str, str], method: str, path: str, conten
     if response.status < 400 or response.status == 416:  # the file has no such range
         return None
     if response.status < 500 and path.startswith("/stac/") and b'"description":' in text:
-        return None  # the form of errors that the standard of STAC requires
+        return None  # the format of errors that the STAC standard requires
     if response.status == 404 and headers.get("Accept") == "text/html":
         return None  # a page for browsers
     if response.headers["content-type"] != "application/problem+json":

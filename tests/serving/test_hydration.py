@@ -1,6 +1,6 @@
-"""Items are stored without what they share with their collection, and completed when they are served.
+"""Items are stored without the fields that they share with their collection, and completed when they are served.
 
-Compared with the items as they were stored, and with pgSTAC, which can complete them too.
+The results are compared with the original items, and with pgSTAC, which can complete them too.
 """
 
 import copy
@@ -59,7 +59,7 @@ def published_item(collection: str) -> dict:
 
 
 def vary(item: dict, rng: random.Random) -> dict:
-    """Remove, change and add values at random places: what an item shares with its collection differs from each."""
+    """Remove, change and add values at random places, so that each item shares different fields with its collection."""
     for _ in range(rng.randrange(6)):
         parent = rng.choice([item["properties"], *item["assets"].values(), *item["assets"]["data"]["bands"]])
         key = rng.choice(sorted(parent))
@@ -92,7 +92,7 @@ def without_links(item: dict) -> dict:
     return {key: value for key, value in item.items() if key != "links"}
 
 
-def test_items_are_served_as_they_were_stored(searched):
+def test_items_are_served_with_all_their_fields(searched):
     client, _, stored = searched
 
     served = client.get("/stac/search?collections=varied&limit=100").json()["features"]
@@ -130,7 +130,7 @@ def test_selected_fields_are_those_that_pgstac_selects(searched, fields):
     assert all(("links" in item) == ("links" not in fields.get("exclude", ())) for item in items)
 
 
-def test_a_large_page_is_served_fast_also_to_several_clients(searched):
+def test_a_large_page_is_served_fast_to_several_clients(searched):
     """In `bench/search.py` it takes 0.5 to 0.8 s alone, and pgSTAC's own hydration 4.8 to 7.8 s. Other work on
     the machine slows both down, so the limit is a part of the latter."""
     client, dsn, _ = searched
@@ -152,7 +152,7 @@ def test_a_large_page_is_served_fast_also_to_several_clients(searched):
     assert [result[:2] for result in together] == [(200, MANY)] * 6
 
 
-def test_a_search_that_takes_too_long_is_not_an_unavailable_database(searched, storage, monkeypatch):
+def test_a_search_that_takes_too_long_is_not_reported_as_an_unavailable_database(searched, storage, monkeypatch):
     _, dsn, _ = searched
     monkeypatch.setattr(stac, "STATEMENT_SECONDS", 0.02)
     with TestClient(create_app(load(), dsn, storage=storage), base_url="http://localhost:8003") as client:
@@ -164,8 +164,8 @@ def test_a_search_that_takes_too_long_is_not_an_unavailable_database(searched, s
     assert "limit" in response.json()["hint"]
 
 
-def test_a_search_does_not_wait_for_a_connection_without_limit(searched, storage, monkeypatch):
-    """One that waits is refused as busy while others use every connection; the database is available."""
+def test_the_wait_of_a_search_for_a_connection_is_limited(searched, storage, monkeypatch):
+    """It is refused as busy if other searches use every connection, although the database is available."""
     _, dsn, _ = searched
     monkeypatch.setattr(stac, "WAIT_SECONDS", 0.05)
     monkeypatch.setattr(stac, "_MAX_CONNECTIONS", 1)
@@ -180,7 +180,7 @@ def test_a_search_does_not_wait_for_a_connection_without_limit(searched, storage
     assert all(response.headers["retry-after"] for response in refused)
 
 
-def test_a_shutdown_of_the_database_is_an_unavailable_database(searched, monkeypatch):
+def test_a_shutdown_of_the_database_is_reported_as_unavailable(searched, monkeypatch):
     client, _, _ = searched
 
     async def shut_down(*_: object, **__: object) -> None:

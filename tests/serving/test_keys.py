@@ -1,4 +1,4 @@
-"""Requests with keys of the database: the key and what it may read are read together, and are current each time."""
+"""Requests with API keys: the key and the access decision are read in one round trip, and are always current."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def round_trips(monkeypatch) -> list[list[str]]:
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Storage:
-    """The storage of other tests has a dataset of the same name."""
+    """A separate storage, because that of other tests has a dataset of the same name."""
     return open_storage(load(storage_folder=tmp_path / "storage"))
 
 
@@ -69,7 +69,7 @@ def as_map_server(dsn: str) -> str:
     return psycopg.conninfo.make_conninfo(dsn, user=role)
 
 
-async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(dataset, storage, round_trips):
+async def test_decisions_take_effect_with_the_next_request_of_a_key(dataset, storage, round_trips):
     keys = {name: await key_of(dataset, name, name) for name in ("viewer", "reviewer")}
     keys["b2b"] = await key_of(dataset, "b2b", "b2b", platform="ddh")
     limited = as_map_server(dataset)
@@ -83,7 +83,7 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
     ):
 
         async def statuses() -> dict[str, set[int]]:
-            """Of all URLs, for each caller; all requests are sent from one task, as by a connection that stays open."""
+            """The status codes of all URLs, for each caller. One task sends all requests, like one connection."""
             seen: dict[str, set[int]] = {}
             for url in URLS:
                 for name, key in {**keys, "no key": None, "stranger": "dgm_abcdefghijkl_no"}.items():
@@ -109,7 +109,7 @@ async def test_what_is_decided_takes_effect_with_the_next_request_of_a_key(datas
         await changed_keys.revoke(keys["viewer"].split("_")[1], KeyChange("test"))
         revoked = await statuses()
 
-    assert pending == {"viewer": {404}, "reviewer": {200, 404}, **others}  # there is no latest version yet
+    assert pending == {"viewer": {404}, "reviewer": {200, 404}, **others}  # no version is published yet
     assert approved == again == {"viewer": {200}, "reviewer": {200}, **others}
     assert unpublished == {"viewer": {404}, "reviewer": {404}, **others}
     assert revoked == {**approved, "viewer": {401}}

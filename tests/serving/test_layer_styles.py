@@ -53,7 +53,7 @@ def shown(client: TestClient, dataset: str) -> tuple[bytes, dict, dict]:
     return preview.content, tilejson, collection
 
 
-def test_the_style_is_used_and_withdrawn_and_addresses_of_tiles_change_with_it(client, dataset: str, assets: Assets):
+def test_the_style_is_used_until_withdrawn_and_tile_urls_change_with_it(client, dataset: str, assets: Assets):
     before = shown(client, dataset)
 
     publish(assets.dsn, dataset, **METADATA)
@@ -73,7 +73,7 @@ def test_the_style_is_used_and_withdrawn_and_addresses_of_tiles_change_with_it(c
     assert client.get(f"/tiles/{dataset}/map").status_code == 200
 
 
-def test_hostile_titles_are_text_on_pages(client, assets: Assets):
+def test_html_in_titles_is_escaped_on_pages(client, assets: Assets):
     publish(assets.dsn, "dem", title="<script>alert(1)</script>", attribution='"><img src=x onerror=alert(1)>')
     try:
         page = client.get("/tiles/dem/map").text

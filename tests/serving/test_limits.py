@@ -1,4 +1,4 @@
-"""Large images neither block the server nor fill it."""
+"""Large images neither block the server nor use up its memory."""
 
 import asyncio
 import os
@@ -70,12 +70,12 @@ def test_a_child_process_encodes_the_same_image(encoder, kind, source):
 
 
 def test_other_threads_run_while_a_large_image_is_encoded(encoder):
-    """In this process it would stop all of them for 1 to 3 s."""
+    """Encoding in the same process would block all threads for 1 to 3 s."""
     rows, columns = np.mgrid[0:2048, 0:2048].astype(np.float32)
     scene = (100 + 80 * np.sin(columns / 50 + rows / 90)).astype(np.uint8)
     scene += np.random.default_rng(1).integers(0, 12, scene.shape, dtype=np.uint8)
     pictures = [ImageData(np.ma.MaskedArray(np.stack([scene] * 3), mask=False)) for _ in range(2)]
-    encoder.render(image())  # starts the child process
+    encoder.render(image())  # this starts the child process
     pauses, is_done = [], threading.Event()
 
     def tick() -> None:
@@ -106,7 +106,7 @@ def test_a_child_process_that_is_killed_is_replaced(encoder):
     assert decoded(content).shape == (4, 600, 600)
 
 
-def test_an_image_that_ends_each_child_process_is_reported(monkeypatch):
+def test_an_image_that_crashes_each_child_process_is_reported(monkeypatch):
     monkeypatch.setattr("dagmaster.serving.encoding._MAX_SECONDS", 0.001)
     encoder = Encoder(processes=1)
     with pytest.raises(Unavailable) as reported:
@@ -147,7 +147,7 @@ def _is_alive(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def noisy_folder(storage, tmp_path_factory) -> Path:
-    """The storage with noise instead of the scene: an even area is encoded in milliseconds."""
+    """The storage with noise instead of the scene, because a uniform image is encoded in milliseconds."""
     folder = tmp_path_factory.mktemp("noisy") / "storage"
     shutil.copytree(folder_of(storage), folder)
     (file,) = folder.rglob("scene.tif")
@@ -180,7 +180,7 @@ def test_the_server_answers_probes_while_it_encodes_large_images(served, noisy_f
     try:
         url = wait_for_event(process, "maps are served")["url"]
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        request("/tiles/scene/preview/600x600.png")  # starts the child process
+        request("/tiles/scene/preview/600x600.png")  # this starts the child process
         prober = threading.Thread(target=probe)
         prober.start()
         size = request("/tiles/scene/preview/2048x2048.png")
@@ -207,7 +207,7 @@ async def refusal(limit: WorkLimit, client: str) -> str:
     return refused.value.code
 
 
-async def test_one_client_leaves_room_for_others():
+async def test_one_client_cannot_use_all_slots():
     work = limit()
     await work.acquire("a")
     second = asyncio.create_task(work.acquire("a"))
@@ -232,7 +232,7 @@ async def test_a_client_with_too_many_requests_is_refused():
         task.cancel()
 
 
-async def test_a_long_queue_and_a_long_wait_are_refused():
+async def test_requests_are_refused_if_the_queue_is_full_or_the_wait_too_long():
     work = limit(waiting=1, max_seconds=0.05)
     await work.acquire("a")
     await work.acquire("b")
@@ -246,7 +246,7 @@ async def test_a_long_queue_and_a_long_wait_are_refused():
     await asyncio.wait_for(work.acquire("c"), 1)
 
 
-async def test_requests_that_are_cancelled_while_they_wait_leave_no_trace():
+async def test_requests_that_are_cancelled_while_they_wait_leave_the_queue():
     work = limit(running=1)
     await work.acquire("a")
     waiting = [asyncio.create_task(work.acquire(client)) for client in "bcd"]
@@ -261,7 +261,7 @@ async def test_requests_that_are_cancelled_while_they_wait_leave_no_trace():
     assert not work._running
 
 
-async def test_a_slot_is_free_as_soon_as_the_response_begins_or_fails():
+async def test_a_slot_is_released_when_the_response_starts_or_fails():
     work = limit(running=1)
     free: list[int] = []
 
@@ -288,7 +288,7 @@ def scope_of(caller: Caller | None, address: str) -> dict:
     return {"type": "http", "client": (address, 1), "state": {CALLER: caller} if caller else {}}
 
 
-def test_callers_with_credentials_count_by_name_and_others_by_address():
+def test_callers_with_credentials_are_counted_by_name_and_others_by_address():
     ada, bob = Caller("ada"), Caller("bob")
 
     assert client_of(scope_of(ada, "10.0.0.1")) == client_of(scope_of(ada, "10.0.0.2"))
@@ -346,7 +346,7 @@ def test_large_requests_are_those_for_many_pixels(path, is_large):
     assert limits._limit_of({"type": "http", "path": "/livez"}) is None
 
 
-# Routes that read no pixels. Every other route has to hold a slot while it is served.
+# Routes that read no pixels. All other routes must hold a slot while they are served.
 WITHOUT_PIXELS = {
     *(
         "/",
@@ -361,10 +361,10 @@ WITHOUT_PIXELS = {
     ),
     *("/stac", "/stac/", "/stac/{path:path}", "/files/{zone}/{container}/{blob:path}"),
     *("/tileMatrixSets", "/tileMatrixSets/{tileMatrixSetId}", "/searches/register"),
-    # Of limited size.
+    # Routes whose responses have a limited size.
     *("/colorMaps", "/colorMaps/{colorMapId}", "/colormaps/{name}.png"),
 }
-# Below the dataset or the search: routes that read few pixels or none.
+# Routes below a dataset or a search that read few pixels or none.
 SMALL = {
     *("/tiles/{tileMatrixSetId}/{z}/{x}/{y}.{format}", "/tiles/{tileMatrixSetId}/{z}/{x}/{y}"),
     *("/tiles/{z}/{x}/{y}.{format}", "/tiles/{z}/{x}/{y}", "/tilejson.json"),
@@ -381,7 +381,7 @@ LARGE_VALUES = {
 
 
 def all_routes(app) -> list[tuple[str, str]]:
-    """Method and path of every route, also of those in routers."""
+    """Method and path of every route, including those in routers."""
     routes = []
     for route in app.routes:
         inner = getattr(route, "original_router", None)
@@ -397,7 +397,7 @@ def filled(path: str) -> str:
     return path
 
 
-def test_every_route_that_may_read_pixels_is_limited(app):
+def test_every_route_that_can_read_pixels_is_limited(app):
     limits = PixelLimits(lambda *_: None)
     routes = {path for _, path in all_routes(app)}
     assert routes >= WITHOUT_PIXELS
@@ -413,8 +413,8 @@ def test_every_route_that_may_read_pixels_is_limited(app):
             assert limits._limit_of({"type": "http", "path": base + filled(path), "root_path": base}) is expected
 
 
-def test_every_route_holds_a_slot_while_it_reads_and_encodes_large_images_in_a_child_process(client, monkeypatch):
-    """Whether a route reads or encodes is observed in the libraries that do it."""
+def test_every_route_holds_a_slot_and_encodes_large_images_in_a_child_process(client, monkeypatch):
+    """Reads and encodings are counted in the libraries that perform them."""
     import rio_tiler.reader
     import titiler.core.utils
 
@@ -481,7 +481,7 @@ def test_every_route_holds_a_slot_while_it_reads_and_encodes_large_images_in_a_c
 
 
 @pytest.mark.parametrize("path", ["bbox/" + "1," * 300, "bbox/1,2,3,4/" + "1x." * 900, "point/" + "," * 5000])
-def test_a_path_with_many_separators_is_refused_before_routes_are_matched(client, path):
+def test_a_path_with_many_separators_is_refused_before_route_matching(client, path):
     begun = time.monotonic()
     response = client.get(f"/tiles/dem/{path}")
 
@@ -491,14 +491,14 @@ def test_a_path_with_many_separators_is_refused_before_routes_are_matched(client
 
 
 @pytest.mark.parametrize("path", [",,," + "x." * 240, ",,,/" + "x" * 240 + "." * 240, "," * 3 + "/" * 480])
-def test_paths_that_are_matched_take_little_time(client, path):
+def test_route_matching_takes_little_time(client, path):
     begun = time.monotonic()
 
     assert client.get(f"/tiles/dem/bbox/{path}").status_code in (404, 422)
     assert time.monotonic() - begun < 1
 
 
-def test_a_refused_request_says_when_to_repeat_it(client, monkeypatch):
+def test_a_refused_request_has_a_retry_after_header(client, monkeypatch):
     async def refuse(self, _client):
         raise Unavailable("busy", code="serving.busy")
 

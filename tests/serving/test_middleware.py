@@ -25,7 +25,7 @@ def open_to_all(served, storage):
 
 @pytest.fixture
 def without_catalog(storage, cluster):
-    """On a database that has no catalogue."""
+    """A map server on a database that has no catalogue."""
     with TestClient(
         create_app(load(), cluster.dsn_of("postgres"), storage=storage), base_url="http://localhost"
     ) as client:
@@ -33,14 +33,14 @@ def without_catalog(storage, cluster):
 
 
 @pytest.fixture
-def away(storage):
+def without_database(storage):
     app = create_app(load(), "postgresql://nobody@127.0.0.1:1/none", storage=storage)
     app.state.services.catalog._pool.timeout = 0.5  # seconds for which a request waits for a connection
     with TestClient(app, base_url="http://localhost") as client:
         yield client
 
 
-def test_a_foreign_host_is_refused(client, public):
+def test_an_unknown_host_is_refused(client, public):
     answer = client.get("/livez", headers={"Host": "evil.example"})
 
     problem = check(answer, 403, "request.foreign-host")
@@ -49,7 +49,7 @@ def test_a_foreign_host_is_refused(client, public):
     assert public.get("/livez").status_code == 200
 
 
-def test_links_begin_with_the_public_address(public):
+def test_links_begin_with_the_public_url(public):
     tilejson = public.get("/tiles/plain/WebMercatorQuad/tilejson.json").json()
     collection = public.get("/stac/collections/plain").json()
     forged = public.get("/stac/collections/plain", headers={"X-Forwarded-Host": "evil.example"}).json()
@@ -70,7 +70,7 @@ def test_headers_of_a_proxy_are_ignored(client):
         assert "evil" not in client.get(path, headers=headers).text
 
 
-def test_other_sites_may_read_only_what_is_served_to_everybody(client, open_to_all):
+def test_other_sites_can_read_responses_only_if_the_server_is_open_to_all(client, open_to_all):
     there = {"Origin": "http://other.example"}
 
     assert "access-control-allow-origin" not in client.get("/stac/", headers=there).headers
@@ -79,7 +79,7 @@ def test_other_sites_may_read_only_what_is_served_to_everybody(client, open_to_a
         assert open_to_all.get(path, headers=there).headers["access-control-allow-origin"] == "*"
 
 
-def test_without_a_catalogue_it_says_what_to_do(without_catalog):
+def test_the_error_without_a_catalogue_says_what_to_do(without_catalog):
     assert without_catalog.get("/livez").status_code == 200
     for path in ("/stac/collections", "/stac/search", "/stac/collections/x", "/tiles/x/info"):
         answer = without_catalog.get(path)
@@ -91,12 +91,12 @@ def test_without_a_catalogue_it_says_what_to_do(without_catalog):
     assert ready.json()["checks"][0]["hint"]
 
 
-def test_without_a_database_it_says_so(away):
+def test_an_unreachable_database_is_reported_as_unavailable(without_database):
     for path in ("/stac/collections", "/stac/search"):
-        answer = away.get(path)
+        answer = without_database.get(path)
         assert (answer.status_code, answer.json()["code"]) == (503, "database.unavailable"), path
         assert "nobody" not in answer.text
-    assert away.get("/livez").status_code == 200
+    assert without_database.get("/livez").status_code == 200
 
 
 def test_the_server_is_ready_with_a_catalogue(client):
@@ -112,12 +112,12 @@ def test_a_request_that_is_too_large_is_refused(client):
     check(answer, 413, "request.too-large")
 
 
-def test_what_is_not_there_is_a_problem(client):
+def test_an_unknown_route_is_reported_as_a_problem(client):
     check(client.get("/nothing"), 404, "route.not-found")
 
 
 @pytest.mark.parametrize("name", ["common.css", "index.css", "index.js", "map.css", "map.js", "stac.js"])
-def test_pages_have_their_parts(client, name):
+def test_scripts_and_styles_of_pages_are_served(client, name):
     assert client.get(f"/pages/{name}").status_code == 200
     assert client.get(f"/pages/..%2f{name}").status_code == 404
 
@@ -125,7 +125,7 @@ def test_pages_have_their_parts(client, name):
 @pytest.mark.parametrize(
     "path", ["/?f=html", "/tiles/plain/map", "/tiles/plain/WebMercatorQuad/map.html", "/stac/api.html"]
 )
-def test_pages_load_nothing_from_elsewhere(client, path):
+def test_pages_load_nothing_from_other_servers(client, path):
     answer = client.get(path)
 
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
@@ -141,7 +141,7 @@ def test_the_map_of_an_unknown_dataset_is_not_found(client):
     assert client.get("/tiles/unknown/map").status_code == 404
 
 
-def test_metrics_are_for_operators(client, public):
+def test_metrics_are_not_served_at_the_public_url(client, public):
     """A proxy that forwards the public URL to this server must not publish them."""
     public.get("/livez")
     own = public.get("/metrics", headers={"Host": "localhost:8003"})

@@ -1,4 +1,4 @@
-"""Tiles and files of zones in an object store: as from a folder, and without a trace of the store."""
+"""Tiles and files of zones in an object store are the same as from a folder, and do not reveal the store."""
 
 import pytest
 from starlette.testclient import TestClient
@@ -36,7 +36,7 @@ def from_objects(server, served, storage, tmp_path):
         yield client
 
 
-def test_what_is_served_is_the_same_as_from_a_folder(client, from_objects, server):
+def test_responses_are_the_same_as_from_a_folder(client, from_objects, server):
     for path in PATHS:
         expected, answer = client.get(path), from_objects.get(path)
         assert (answer.status_code, expected.status_code) == (200, 200), path
@@ -52,7 +52,7 @@ def test_what_is_served_is_the_same_as_from_a_folder(client, from_objects, serve
     _require_no_trace(missing, server)
 
 
-def test_a_file_that_is_gone_is_not_named_by_its_place_in_the_store(from_objects, server):
+def test_the_error_for_a_deleted_file_does_not_name_its_location_in_the_store(from_objects, server):
     storage = from_objects.app.state.services.storage
     for info in list(storage.list(Folder(Zone.SILVER, "silver", "cogs/scene"))):
         storage.delete(info.location)

@@ -1,4 +1,4 @@
-"""The pages for people: which clients get a page, what an unknown dataset looks like, and the legend of classes."""
+"""Web pages: which clients get a page, the page of an unknown dataset, and the legend of classes."""
 
 import re
 from urllib.parse import urljoin
@@ -38,7 +38,7 @@ def test_only_a_client_that_prefers_html_gets_a_page(client, path, accept, is_pa
     assert response.status_code == (404 if "unknown" in path else 200)
 
 
-def test_the_catalogue_differs_by_accept_and_caches_know_it(client):
+def test_the_catalogue_depends_on_accept_and_says_so_to_caches(client):
     page = client.get("/stac/", headers={"Accept": CHROMIUM})
     catalogue = client.get("/stac/", headers={"Accept": "application/json"})
     moved = client.get("/stac", headers={"Accept": CHROMIUM}, follow_redirects=False)
@@ -77,14 +77,14 @@ def test_the_format_of_the_root_can_be_selected_in_the_address(client):
     check(client.get("/?f=xml"), 400, "request.no-format")
 
 
-def test_the_landing_page_names_no_dataset_and_is_described(client):
+def test_the_landing_page_names_no_dataset_and_is_in_the_openapi_document(client):
     description = client.get("/openapi.json").json()
 
     assert not re.search(r"plain|dem|scene|tiled", client.get("/").text)
     assert "get" in description["paths"]["/"]
 
 
-def test_below_the_address_of_the_api_the_landing_page_has_links_of_its_own(client):
+def test_the_landing_page_below_the_api_has_links_below_the_api(client):
     page = client.get("/maps", headers={"Accept": CHROMIUM})
     links = {link["rel"]: link["href"] for link in client.get("/maps").json()["links"]}
 
@@ -93,7 +93,7 @@ def test_below_the_address_of_the_api_the_landing_page_has_links_of_its_own(clie
     assert client.get(links["service-desc"]).json() == client.get("/openapi.json").json()
 
 
-def test_an_unknown_dataset_is_a_page_with_a_way_back(client):
+def test_the_page_of_an_unknown_dataset_links_back(client):
     page = client.get("/tiles/unknown/map", headers={"Accept": CHROMIUM})
 
     assert "The dataset does not exist." in page.text
@@ -106,7 +106,7 @@ def test_an_unknown_dataset_is_a_page_with_a_way_back(client):
 @pytest.mark.parametrize(
     "name", ["missing.html", "index.html", "map.html", "stac.html", "", "%2e%2e%2fpages.py", "none.css"]
 )
-def test_html_files_are_served_only_at_the_addresses_of_their_pages(client, name):
+def test_html_files_are_served_only_at_the_urls_of_their_pages(client, name):
     """One is a template, and the relative links of the others would be broken."""
     check(client.get(f"/pages/{name}"), 404, "route.not-found")
 
@@ -121,14 +121,14 @@ def test_every_link_of_a_page_to_a_file_of_the_server_works(client):
             assert client.get(urljoin(path, link)).status_code == 200, (path, link)
 
 
-def test_a_message_on_the_page_for_missing_things_is_not_filled_again(client):
+def test_a_message_on_the_not_found_page_is_not_used_as_a_template(client):
     page = client.get("/files/{HINT}/{ROOT}", headers={"Accept": CHROMIUM})
 
     assert page.status_code == 404
     assert page.text.count("All datasets") == 1
 
 
-def test_an_unknown_address_is_a_page_too(client):
+def test_an_unknown_url_gives_a_page(client):
     page = client.get("/no/such/page", headers={"Accept": CHROMIUM})
 
     assert (page.status_code, 'href="../../maps"' in page.text) == (404, True)
@@ -146,7 +146,7 @@ PALETTE = {0: (0, 0, 0, 0), 1: (255, 0, 0, 255), 2: (0, 0, 0, 255), 3: (0, 0, 25
 RED = {"value": 1, "name": "1", "color": "#ff0000"}
 
 
-def test_a_legend_lists_the_colours_of_a_palette_up_to_the_last_colour():
+def test_a_legend_lists_the_colours_of_a_palette_up_to_the_last_one():
     legend = legend_of(rendering_of({}, {}), PALETTE)
 
     assert legend == [RED, {"value": 2, "name": "2", "color": "#000000"}, {"value": 3, "name": "3", "color": "#0000ff"}]

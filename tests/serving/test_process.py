@@ -1,4 +1,4 @@
-"""The map server as a process, as others' programs see it."""
+"""The map server as a process, used by other programs."""
 
 import json
 import signal
@@ -49,10 +49,10 @@ def wait_for_event(process: subprocess.Popen, event: str) -> dict:
         fact = json.loads(line)
         if fact["event"] == event:
             return fact
-    raise AssertionError(f"it ended with {process.wait()}")
+    raise AssertionError(f"the process ended with {process.wait()}")
 
 
-def test_gdal_reads_a_cog_by_its_address(server):
+def test_gdal_reads_a_cog_by_its_url(server):
     url, _ = server
     options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_HTTP_TIMEOUT": "60"}
     with rasterio.Env(**options), rasterio.open(f"/vsicurl/{url}/files/silver/silver/cogs/dem/v0/r1/dem.tif") as cog:
@@ -62,7 +62,7 @@ def test_gdal_reads_a_cog_by_its_address(server):
     assert heights[300, 300] == pytest.approx(1000, abs=5)
 
 
-def test_pystac_client_finds_and_follows(server):
+def test_pystac_client_searches_and_follows_links(server):
     from pystac_client import Client
 
     url, _ = server
@@ -82,14 +82,14 @@ def test_pystac_client_finds_and_follows(server):
     assert [item.id for item in ordered.items()] == ["dem-v1", "dem-v0"]
 
 
-def test_cogeo_mosaic_reads_a_tile_by_the_address_of_the_mosaic(server):
-    """All that it knows is the address of the asset in the catalogue."""
+def test_cogeo_mosaic_reads_a_tile_by_the_url_of_the_mosaic(server):
+    """It gets only the URL of the asset in the catalogue."""
     import httpx2
     from cogeo_mosaic.backends import MosaicBackend
     from morecantile import tms
 
     url, _ = server
-    collection = httpx2.get(f"{url}/stac/collections/across").json()  # its stored address has another port
+    collection = httpx2.get(f"{url}/stac/collections/across").json()  # the stored URL has another port
     options = {"GDAL_DISABLE_READDIR_ON_OPEN": "EMPTY_DIR", "GDAL_HTTP_TIMEOUT": "10"}
     with rasterio.Env(**options), MosaicBackend(collection["assets"]["mosaic"]["href"]) as mosaic:
         for longitude, value in ((179.0, 10), (-179.0, 20)):
@@ -99,8 +99,8 @@ def test_cogeo_mosaic_reads_a_tile_by_the_address_of_the_mosaic(server):
             assert all(asset.startswith(f"{url}/files/silver/") for asset in assets)
 
 
-def test_gdal_shows_the_tiles(server):
-    """As QGIS does, by a TMS of XYZ tiles."""
+def test_gdal_reads_the_tiles(server):
+    """Through a TMS of XYZ tiles, as in QGIS."""
     url, _ = server
     tiles = f"{url}/tiles/plain/tiles/WebMercatorQuad/${{z}}/${{x}}/${{y}}.png".replace("&", "&amp;")
     service = (
@@ -112,7 +112,7 @@ def test_gdal_shows_the_tiles(server):
         "<BandsCount>2</BandsCount><ZeroBlockHttpCodes>404</ZeroBlockHttpCodes></GDAL_WMS>"
     )
     with rasterio.open(service) as shown:
-        row, column = shown.index(1168860, 6541000)  # in the middle of it
+        row, column = shown.index(1168860, 6541000)  # in the middle of the tile
         window = rasterio.windows.Window(column, row, 4, 4)
         assert (shown.read(1, window=window) == 100).all()
 
@@ -138,7 +138,7 @@ def test_the_server_stops_on_a_signal(served, storage, tmp_path):
     assert "Traceback" not in errors
 
 
-def test_a_port_in_use_is_reported_at_once(served):
+def test_a_port_in_use_is_reported(served):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         refused = call("serving", "--port", str(taken.getsockname()[1]), "--json", DATABASE_URL=served)
 
@@ -146,7 +146,7 @@ def test_a_port_in_use_is_reported_at_once(served):
     assert json.loads(refused.stderr)["error"]["code"] == "serving.port-taken"
 
 
-def test_it_listens_on_loopback_only(served):
+def test_the_map_server_listens_on_loopback_only(served):
     refused = call("serving", "--host", "0.0.0.0", "--port", "0", "--json", DATABASE_URL=served)
 
     assert refused.returncode == 2

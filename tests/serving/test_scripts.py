@@ -1,4 +1,4 @@
-"""The scripts of the pages, run by node: which tiles a map loads and where it puts them, and what a card says."""
+"""The scripts of the pages, run by node: which tiles a map loads and where it places them, and the text of a card."""
 
 import json
 import math
@@ -57,7 +57,7 @@ def show(box: list[float], zoom: float, lon: float, lat: float, ratio: float = 1
 
 @pytest.mark.parametrize("ratio", [1, 1.25, 2, 3])
 @pytest.mark.parametrize("zoom", [3, 7.3, 11.999, 12.5001])
-def test_tiles_begin_on_whole_pixels_and_end_where_the_next_begins(run: Run, zoom: float, ratio: float):
+def test_tiles_are_aligned_to_pixels_of_the_screen_without_gaps(run: Run, zoom: float, ratio: float):
     z = round(zoom)
     x, y = int(2**z * 0.53), int(2**z * 0.35)
     _, size, exact, corners = run(
@@ -69,7 +69,7 @@ def test_tiles_begin_on_whole_pixels_and_end_where_the_next_begins(run: Run, zoo
     )
 
     for place, true in zip(chain(*corners), chain(*exact), strict=True):
-        assert place * ratio == pytest.approx(round(place * ratio), abs=1e-6), "on a pixel of the screen"
+        assert place * ratio == pytest.approx(round(place * ratio), abs=1e-6), "aligned to a pixel of the screen"
         assert abs(place - true) <= 0.5 / ratio + 1e-6
     widths = [right[0] - left[0] for left, right in pairwise(corners)]
     assert all(abs(width - size / 2**z) <= 1 / ratio + 1e-6 for width in widths)
@@ -79,7 +79,7 @@ def test_tiles_begin_on_whole_pixels_and_end_where_the_next_begins(run: Run, zoo
 
 
 def expected_tiles(box: list[float], zoom: float, lon: float, lat: float, z: int) -> set[tuple[int, int]]:
-    """Computed in another way: each tile of the grid is compared with the box and the screen."""
+    """Computed independently: each tile of the grid is compared with the box and the screen."""
 
     def plane(lon: float, lat: float) -> tuple[float, float]:
         return lon / 360 + 0.5, 0.5 - math.asinh(math.tan(math.radians(lat))) / (2 * math.pi)
@@ -111,9 +111,9 @@ def expected_tiles(box: list[float], zoom: float, lon: float, lat: float, z: int
         ([170, -20, -170, 10], 5, 180, -5),
         ([170, -20, -170, 10], 5, 188, -5),
     ],
-    ids=["inside", "at a corner", "world", "edges on those of tiles", "antimeridian", "beyond the antimeridian"],
+    ids=["inside", "at a corner", "world", "aligned to tiles", "antimeridian", "beyond the antimeridian"],
 )
-def test_the_tiles_that_are_loaded_are_those_that_show_something(run: Run, box, zoom, lon, lat):
+def test_exactly_the_visible_tiles_with_data_are_loaded(run: Run, box, zoom, lon, lat):
     z = round(zoom)
 
     _, tiles = run("map.js", show(box, zoom, lon, lat), f"visibleTiles({z})")
@@ -123,7 +123,7 @@ def test_the_tiles_that_are_loaded_are_those_that_show_something(run: Run, box, 
     assert tiles
 
 
-def test_tiles_are_loaded_from_the_centre_outwards_and_none_outside(run: Run):
+def test_tiles_are_loaded_from_the_centre_outwards(run: Run):
     _, inside, _, outside = run(
         "map.js",
         show([-180, -80, 180, 80], 6, 20, 30),
@@ -151,7 +151,7 @@ def test_the_tile_url_for_other_programs_is_copied(run: Run, query: str, expecte
     assert copied == tiles + expected
 
 
-def test_a_map_that_shows_all_still_does_when_the_window_changes(run: Run):
+def test_a_map_that_shows_the_whole_dataset_still_does_after_a_resize(run: Run):
     shown, narrow = show([5, 40, 15, 50], 5, 10, 45), 'find("map").clientWidth = 400; onResize()'
 
     _, _, before, _, fitted, wanted = run(
@@ -177,16 +177,16 @@ def test_a_map_that_shows_all_still_does_when_the_window_changes(run: Run):
         ({"id": "dem", "title": "Heights", "description": "dem"}, ""),
         ({"id": "dem", "title": "Heights", "description": "Raster dataset dem"}, "Raster dataset dem"),
     ],
-    ids=["own", "generated", "generated of the id", "title", "id", "of another title"],
+    ids=["own", "generated", "generated from the id", "title", "id", "generated from another title"],
 )
-def test_a_card_shows_a_description_only_if_the_owner_gave_one(run: Run, collection: dict, expected: str):
+def test_a_card_shows_only_descriptions_that_were_not_generated(run: Run, collection: dict, expected: str):
     (text,) = run("index.js", f"description({json.dumps(collection)})")
 
     assert text == expected
 
 
 @pytest.mark.parametrize("title", [None, "Heights"])
-def test_the_text_that_the_platform_generates_is_left_out(run: Run, title: str | None):
+def test_the_generated_description_is_recognised_by_the_script(run: Run, title: str | None):
     collection = a_collection(dataset=Dataset("dem", title=title))
 
     (text,) = run("index.js", f"description({json.dumps(collection)})")

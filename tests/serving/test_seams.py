@@ -1,4 +1,4 @@
-"""Neighbours that were warped one by one are shown without gaps between them, at every zoom and size."""
+"""Adjacent files that were warped one by one are displayed without gaps between them, at every zoom and size."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from rasterio.warp import transform
 from rio_tiler.constants import WEB_MERCATOR_TMS
 
 from dagmaster.bbox import BBox
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.raster.cog.grid import output_grid
 from dagmaster.raster.source.facts import read_facts
 from dagmaster.serving.mosaics import Mosaic, MosaicCache
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.requirement("R10")
 
 WIDTH, HEIGHT = 1400, 700
 CORNER = Affine(8, 0, 1_749_991, 0, -8, 5_430_013)
-DATASET = own_dataset_id(JOB_ID)
+DATASET = job_dataset_id(JOB_ID)
 ABOUT = {"dataset_id": DATASET, "when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z"}
 DEGREES, MERCATOR = CRS.from_epsg(4326), CRS.from_epsg(3857)
 
@@ -53,7 +53,7 @@ class Collection:
         )
 
     def covers(self, lon: Any, lat: Any) -> np.ndarray:
-        """Whether these places lie in the union, at least a pixel away from its edge."""
+        """Whether these positions are in the union, at least one pixel away from its edge."""
         cols, rows = ~self.transform @ (np.asarray(lon), np.asarray(lat))
         cols, rows = np.floor(cols).astype(int), np.floor(rows).astype(int)
         height, width = self.is_inside.shape

@@ -1,4 +1,4 @@
-"""Mosaics of searches: the id is the search, and a tile shows the items that the search finds there."""
+"""Mosaics of searches: the id contains the search, and a tile shows the items that the search finds there."""
 
 import base64
 import json
@@ -27,7 +27,7 @@ NORTH_WEST = GRID.tile(10.25, 50.75, ZOOM)
 
 @pytest.fixture
 def overlapping(served, storage, tmp_path):
-    """Two items over the same half degree: the older has data everywhere, the newer in its western half only."""
+    """Two items that cover the same area: the older has data everywhere, the newer only in its western half."""
     box = (10.0, 50.5, 10.5, 51.0)
     half = np.full((1, 256, 256), 200, np.uint8)
     half[:, :, 128:] = 0
@@ -69,7 +69,7 @@ def value_at(answer, lon, lat, tile=NORTH_WEST):
 WEST, EAST = (10.2, 50.75), (10.4, 50.75)
 
 
-def seen(client, search_id, position):
+def displayed_value(client, search_id, position):
     tile = GRID.tile(*position, ZOOM)
     return value_at(tile_of(client, search_id, tile), *position, tile)
 
@@ -77,17 +77,17 @@ def seen(client, search_id, position):
 def test_the_newest_item_with_data_is_shown(client, overlapping):
     search_id = register(client, ids=overlapping)
 
-    assert seen(client, search_id, WEST) == 200
-    assert seen(client, search_id, EAST) == 50
+    assert displayed_value(client, search_id, WEST) == 200
+    assert displayed_value(client, search_id, EAST) == 50
 
 
-def test_the_order_of_the_search_decides(client, overlapping):
+def test_the_order_of_the_search_decides_which_item_is_on_top(client, overlapping):
     search_id = register(client, ids=overlapping, sortby=[{"field": "datetime", "direction": "asc"}])
 
-    assert (seen(client, search_id, WEST), seen(client, search_id, EAST)) == (50, 50)
+    assert (displayed_value(client, search_id, WEST), displayed_value(client, search_id, EAST)) == (50, 50)
 
 
-def test_of_versions_with_the_same_time_the_highest_is_shown(client, served, storage, tmp_path):
+def test_the_highest_of_several_versions_with_the_same_time_is_shown(client, served, storage, tmp_path):
     box, items = (10.0, 50.5, 10.5, 51.0), []
     for ordinal in (9, 10, 2):
         edition = Edition("tiled", ordinal)
@@ -97,8 +97,8 @@ def test_of_versions_with_the_same_time_the_highest_is_shown(client, served, sto
     ids = [one["id"] for one in items]
     valid = {"op": "isNull", "args": [{"property": "deprecated"}]}
     try:
-        assert seen(client, register(client, ids=ids), WEST) == 100
-        assert seen(client, register(client, ids=ids[:1] + ids[2:], filter=valid), WEST) == 90
+        assert displayed_value(client, register(client, ids=ids), WEST) == 100
+        assert displayed_value(client, register(client, ids=ids[:1] + ids[2:], filter=valid), WEST) == 90
         assert tile_of(client, register(client, ids=ids[2:], filter=valid)).status_code == 404
     finally:
         for item_id in ids:
@@ -120,11 +120,11 @@ def test_of_versions_with_the_same_time_the_highest_is_shown(client, served, sto
 def test_a_filter_selects_the_items(client, overlapping, search):
     search_id = register(client, collections=["tiled"], **search)
 
-    assert (seen(client, search_id, WEST), seen(client, search_id, EAST)) == (50, 50)
+    assert (displayed_value(client, search_id, WEST), displayed_value(client, search_id, EAST)) == (50, 50)
 
 
 def test_all_items_that_touch_a_tile_are_shown_and_others_are_not(client):
-    """Against the dataset's own mosaic, pixel by pixel."""
+    """Compared with the dataset's own mosaic, pixel by pixel."""
     search_id = register(client, collections=["tiled"])
     for tile in GRID.tiles(10.01, 50.01, 10.99, 50.99, ZOOM):
         of_dataset = client.get(f"/tiles/tiled/tiles/WebMercatorQuad/{tile.z}/{tile.x}/{tile.y}.png")
@@ -134,12 +134,12 @@ def test_all_items_that_touch_a_tile_are_shown_and_others_are_not(client):
 def test_a_box_of_the_search_selects_items_but_does_not_cut_them(client):
     search_id = register(client, collections=["tiled"], bbox=[10.1, 50.6, 10.2, 50.7])
 
-    assert seen(client, search_id, (10.45, 50.95)) == 10
+    assert displayed_value(client, search_id, (10.45, 50.95)) == 10
     outside = GRID.tile(10.9, 50.1, ZOOM + 2)
     assert tile_of(client, search_id, outside).status_code == 404
 
 
-def test_the_catalogues_rendering_applies_until_the_request_names_one(client):
+def test_the_render_of_the_catalogue_is_used_unless_the_request_sets_one(client):
     search_id = register(client, ids=["scene-v0"])
     tile = GRID.tile(10.5, 50.5, ZOOM)
     default = decoded(tile_of(client, search_id, tile).content)
@@ -154,7 +154,7 @@ def test_the_catalogues_rendering_applies_until_the_request_names_one(client):
 @pytest.mark.parametrize(
     ("search", "tile"), [({"collections": ["plain"]}, GRID.tile(-60, -20, ZOOM)), ({"ids": ["nonsense"]}, NORTH_WEST)]
 )
-def test_a_tile_without_items_is_not_found_as_outside_a_dataset(client, search, tile):
+def test_a_tile_without_items_is_not_found(client, search, tile):
     of_search = tile_of(client, register(client, **search), tile)
     of_dataset = client.get(f"/tiles/plain/tiles/WebMercatorQuad/{ZOOM}/0/0.png")
 
@@ -186,7 +186,7 @@ def test_links_and_tilejson_lead_to_tiles(client):
 
 
 @pytest.mark.parametrize("suffix", ["", ".png", ".jpg"])
-def test_the_short_paths_are_those_of_web_mercator(client, suffix):
+def test_paths_without_a_grid_use_web_mercator(client, suffix):
     search_id = register(client, collections=["plain"])
     name = f"{ZOOM}/{NORTH_WEST.x}/{NORTH_WEST.y}{suffix}"
     long, short = (client.get(f"/searches/{search_id}/{path}/{name}") for path in ("tiles/WebMercatorQuad", "tiles"))
@@ -220,7 +220,7 @@ def test_responses_are_cached_for_seconds_and_revalidated(client, overlapping, s
     assert client.head(path).status_code == 200
 
 
-def test_equal_searches_have_one_id_and_nothing_is_written(client, served):
+def test_equal_searches_have_the_same_id_and_nothing_is_written(client, served):
     with psycopg.connect(served) as connection:
         count = "SELECT count(*) FROM pgstac.searches"
         before = connection.execute(count).fetchone()
@@ -242,7 +242,7 @@ VALID = packed({"collections": ["plain"]})
 HOSTILE = {
     "empty": "a",
     "truncated": VALID[:-5],
-    "one character less": VALID[:-1],
+    "one character missing": VALID[:-1],
     "extended": VALID + "AAAA",
     "other letter": "b" + VALID[1:],
     "no letter": VALID[1:],
@@ -262,7 +262,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("search_id", HOSTILE.values(), ids=HOSTILE)
-def test_an_id_that_no_search_has_is_not_found(client, search_id):
+def test_an_invalid_search_id_is_not_found(client, search_id):
     quoted = search_id.replace("%", "%25")
     paths = ("info", "tilejson.json", f"tiles/{ZOOM}/{NORTH_WEST.x}/{NORTH_WEST.y}")
     for path in paths:
@@ -312,14 +312,14 @@ def test_an_invalid_search_is_refused_when_it_is_registered_and_when_it_is_used(
         ({"bbox": [10**30, 0, 1, 1]}, "request.invalid"),
     ],
 )
-def test_what_an_id_cannot_contain_is_refused(client, search, code):
+def test_searches_that_an_id_cannot_contain_are_refused(client, search, code):
     answer = client.post("/searches/register", json=search)
 
     assert (answer.status_code, answer.json()["code"]) == (400, code)
 
 
-def test_a_deep_filter_that_gets_an_id_can_be_used(client):
-    """Tiles add a condition to the filter: it must not exceed the limit only then."""
+def test_the_deepest_filter_that_can_be_registered_can_be_used(client):
+    """Tiles add a condition to the filter, which must not exceed the limit because of that."""
     statuses = {levels: client.post("/searches/register", json=deep(levels)).status_code for levels in range(20, 34)}
     assert set(statuses.values()) == {200, 400}
     deepest = max(levels for levels, status in statuses.items() if status == 200)
@@ -337,7 +337,7 @@ def test_a_deep_filter_that_gets_an_id_can_be_used(client):
         ({"tilesize": "4096"}, "tiles.bad-parameter"),
     ],
 )
-def test_parameters_are_limited_as_those_of_other_tiles(client, parameters, code):
+def test_parameters_are_limited_like_those_of_dataset_tiles(client, parameters, code):
     answer = tile_of(client, register(client, collections=["plain"]), **parameters)
 
     assert (answer.status_code, answer.json()["code"]) == (400, code)
@@ -345,14 +345,14 @@ def test_parameters_are_limited_as_those_of_other_tiles(client, parameters, code
 
 def test_items_with_different_bands_need_a_selection_of_bands(client):
     search_id = register(client, ids=["scene-v0", "plain-v0"], sortby=[{"field": "id", "direction": "asc"}])
-    tile = GRID.tile(10.9, 50.9, 7)  # partly outside, so that both are read
+    tile = GRID.tile(10.9, 50.9, 7)  # the tile is partly outside the first item, so that both are read
     mixed, selected = tile_of(client, search_id, tile), tile_of(client, search_id, tile, bidx=1, rescale="0,4000")
 
     assert (mixed.status_code, mixed.json()["code"]) == (422, "mosaic.mixed-bands")
     assert selected.status_code == 200
 
 
-def test_files_elsewhere_are_refused(client, served):
+def test_items_with_files_on_other_servers_are_refused(client, served):
     foreign = item(Edition("plain", 5), _location(), (10.0, 50.0, 11.0, 51.0), "-foreign")
     foreign["assets"]["data"]["href"] = "http://elsewhere.example/secret.tif"
     load_again(served, foreign)
@@ -391,7 +391,7 @@ def test_a_tile_reads_a_limited_number_of_items(client, monkeypatch):
     assert len({int(v) for v in np.unique(picture[0][picture[-1] > 0])}) == 1
 
 
-def test_the_routes_are_described(client):
+def test_the_routes_are_in_the_openapi_document(client):
     paths = client.get("/openapi.json").json()["paths"]
 
     assert "post" in paths["/searches/register"]

@@ -1,4 +1,4 @@
-"""Map servers with authentication and real keys, and two of them on one database: what is decided counts for both."""
+"""Two map servers with authentication on one database: keys and decisions apply to both."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -88,7 +88,7 @@ def submit(assets: Assets, storage: Storage, tmp_path: Path, dataset: str) -> Su
     return submitted
 
 
-def test_keys_decide_who_reads_what(servers, served, assets, dataset, submit):
+def test_the_key_decides_what_a_caller_can_read(servers, served, assets, dataset, submit):
     client, _ = servers
     submit()
     assets.approve(dataset, 0, "ouo")
@@ -113,7 +113,7 @@ def test_keys_decide_who_reads_what(servers, served, assets, dataset, submit):
     assert statuses({"X-API-Key": reviewer.key}) == [200] * 3
 
 
-def test_the_cookie_of_a_session_reads_what_its_key_reads(servers, served, assets, dataset, submit):
+def test_a_session_can_read_what_its_key_can_read(servers, served, assets, dataset, submit):
     client, _ = servers
     submit()
     assets.approve(dataset, 0, "ouo")
@@ -140,7 +140,7 @@ def test_the_cookie_of_a_session_reads_what_its_key_reads(servers, served, asset
     assert (ended.status_code, ended.json()["code"]) == (401, "auth.session-ended")
 
 
-def test_pages_of_other_sites_may_read_what_is_public(servers):
+def test_pages_of_other_sites_can_read_public_data(servers):
     client, _ = servers
     site = {"Origin": "https://portal.example.org"}
     request = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "x-api-key"}
@@ -155,11 +155,11 @@ def test_pages_of_other_sites_may_read_what_is_public(servers):
         assert "access-control-allow-credentials" not in response.headers
 
 
-def test_what_is_decided_counts_for_the_next_request_of_every_server(servers, served, assets, dataset, submit):
+def test_decisions_take_effect_with_the_next_request_on_every_server(servers, served, assets, dataset, submit):
     viewer, reviewer = key_of(served, "viewer"), key_of(served, "reviewer")
 
     def readable(key: CreatedKey | None = None, **query: int) -> bool:
-        """Whether both servers let the caller read the tiles, the files and the items of a version."""
+        """Whether the caller can read the tiles and the files of a version on both servers."""
         headers = {"X-API-Key": key.key} if key else {}
         ordinal, revision = query.get("version", 0), query.get("rev", 1)
         ids = set()

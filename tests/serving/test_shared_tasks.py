@@ -1,4 +1,4 @@
-"""Results are loaded once for all that wait, kept for a while, and dropped when there are too many."""
+"""A result is loaded once for all concurrent requests, cached for a time, and evicted if there are too many."""
 
 import asyncio
 import math
@@ -9,7 +9,7 @@ from dagmaster.errors import Unavailable
 from dagmaster.serving.shared_tasks import SharedTasks
 
 
-class Loading:
+class CountingLoader:
     def __init__(self, error: Exception | None = None) -> None:
         self.count = 0
         self.error = error
@@ -24,14 +24,14 @@ class Loading:
 
 
 async def test_concurrent_requests_share_one_load():
-    load, tasks = Loading(), SharedTasks()
+    load, tasks = CountingLoader(), SharedTasks()
 
     assert await asyncio.gather(*(tasks.get("x", load) for _ in range(30))) == [1] * 30
 
 
 @pytest.mark.parametrize(("seconds", "later"), [(2.0, 2), (math.inf, 1)])
 async def test_a_result_is_kept_for_its_time(seconds, later):
-    now, load = 0.0, Loading()
+    now, load = 0.0, CountingLoader()
     tasks = SharedTasks(clock=lambda: now)
     await tasks.get("x", load, seconds)
 
@@ -41,8 +41,8 @@ async def test_a_result_is_kept_for_its_time(seconds, later):
     assert await tasks.get("x", load, seconds) == later
 
 
-async def test_what_failed_is_loaded_again():
-    load, tasks = Loading(Unavailable("away")), SharedTasks()
+async def test_a_failed_load_is_not_cached():
+    load, tasks = CountingLoader(Unavailable("away")), SharedTasks()
 
     for _ in range(3):
         with pytest.raises(Unavailable):
@@ -52,18 +52,18 @@ async def test_what_failed_is_loaded_again():
 
 
 async def test_a_cancelled_request_does_not_cancel_the_others():
-    load, tasks = Loading(), SharedTasks()
-    leaving = asyncio.create_task(tasks.get("x", load))
-    staying = asyncio.create_task(tasks.get("x", load))
+    load, tasks = CountingLoader(), SharedTasks()
+    cancelled = asyncio.create_task(tasks.get("x", load))
+    other = asyncio.create_task(tasks.get("x", load))
     await asyncio.sleep(0)
 
-    leaving.cancel()
+    cancelled.cancel()
 
-    assert await staying == 1
+    assert await other == 1
 
 
-async def test_what_was_used_least_recently_makes_room():
-    load, tasks = Loading(), SharedTasks(max_kept=2)
+async def test_the_least_recently_used_result_is_evicted_first():
+    load, tasks = CountingLoader(), SharedTasks(max_kept=2)
     for key in ("a", "b", "a", "c"):
         await tasks.get(key, load)
 

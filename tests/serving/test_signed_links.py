@@ -1,4 +1,4 @@
-"""Signed links: a person who has one reads one version, with every program, until it expires or is withdrawn."""
+"""A signed link gives access to one version, in any program, until the link expires or the version is withdrawn."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ from dagmaster.serving.server import MapServer
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition, Zone
 from tests.serving.assets import REVIEWER, asset_id
-from tests.serving.callers import key, let_in_by_name
+from tests.serving.callers import authenticate_by_name, key
 from tests.serving.conftest import BOX
 from tests.serving.data import collection, item, stored
 
@@ -39,7 +39,7 @@ VIEWER = Caller("v", frozenset({Scope.VIEWER}))
 
 @pytest.fixture(scope="module")
 def app(served, storage):
-    return let_in_by_name(create_app(load(), served, storage=storage))
+    return authenticate_by_name(create_app(load(), served, storage=storage))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def client(app):
 
 @pytest.fixture
 def linked(assets, storage, tmp_path):
-    """A dataset for official use only, with a newer revision that waits for its review, as a COG and a mosaic."""
+    """A dataset for official use only, as a COG and a mosaic, with a newer revision that waits for its review."""
     for revision, value in ((1, 10), (2, 20)):
         edition = Edition("linked", 0, revision)
         cog = stored(storage, tmp_path, edition.cog("a b.tif"), np.full((1, 256, 256), value, np.uint8), BOX)
@@ -81,12 +81,12 @@ def link(dsn, dataset="linked", ordinal=0, *, caller=REVIEWER, seconds=HOUR, rev
 
 
 def value(client, token, **parameters):
-    """The value at a point, or the code of the refusal."""
+    """The value at a point, or the code of the error."""
     answer = client.get("/tiles/linked/point/10.5,50.5", params={"version": 0, "token": token, **parameters}).json()
     return answer["values"][0] if "values" in answer else answer["code"]
 
 
-def test_a_link_reads_its_version_and_nothing_else(client, served, linked):
+def test_a_link_gives_access_to_its_version_only(client, served, linked):
     token = link(served).token
 
     assert client.get("/tiles/linked/info").json()["code"] == "asset.not-found"
@@ -105,7 +105,7 @@ def test_a_link_gives_no_access_to_the_catalogue(client, served, linked):
     assert "linked" not in client.get("/stac/collections", params={"token": token}).text
 
 
-def test_a_link_to_a_preview_reads_its_revision_only(client, served, linked):
+def test_a_link_to_a_preview_gives_access_to_its_revision_only(client, served, linked):
     token = link(served, revision=2).token
 
     assert value(client, token, rev=2) == 20
@@ -133,15 +133,15 @@ def test_a_link_ends_when_the_clearance_is_withdrawn(client, served, linked, ass
 
 
 def test_a_link_follows_the_approved_revision_unless_it_names_one(client, served, linked, assets):
-    free, fixed = link(served).token, link(served, revision=1).token
+    unpinned, pinned = link(served).token, link(served, revision=1).token
 
     assets.approve("linked")
 
-    assert value(client, free) == 20
-    assert value(client, fixed) == "asset.not-found"
+    assert value(client, unpinned) == 20
+    assert value(client, pinned) == "asset.not-found"
 
 
-def test_an_expired_link_says_so(client, served, linked):
+def test_an_expired_link_is_refused_as_expired(client, served, linked):
     token = link(served, seconds=-1).token
 
     assert value(client, token) == "link.expired"
@@ -159,13 +159,15 @@ def test_an_expired_link_says_so(client, served, linked):
         sign(VersionLink(asset_id("linked"), 0, 2**40), "nokey", ""),
     ],
 )
-def test_a_token_that_was_not_signed_here_reads_nothing(client, served, linked, token):
+def test_an_invalid_token_gives_no_access(client, served, linked, token):
     link(served)
     assert value(client, token) == "asset.not-found"
-    assert client.get("/tiles/plain/info", params={"token": token}).status_code == 200, "it is public"
+    assert client.get("/tiles/plain/info", params={"token": token}).status_code == 200, (
+        "public data can be read with any token"
+    )
 
 
-def test_all_servers_share_one_key(served, linked):
+def test_all_servers_share_one_signing_key(served, linked):
     with psycopg.connect(served, autocommit=True) as connection:
         connection.execute("DELETE FROM dagapp.signing_keys")
 
@@ -180,7 +182,7 @@ def test_all_servers_share_one_key(served, linked):
     assert len(keys[0].secret) >= 43, "256 bits"
 
 
-def test_a_deleted_key_ends_its_links(client, served, linked):
+def test_links_end_when_their_signing_key_is_deleted(client, served, linked):
     token = link(served).token
     assert value(client, token) == 10
 
@@ -195,26 +197,26 @@ def test_a_deleted_key_ends_its_links(client, served, linked):
     ("caller", "revision"),
     [(ANONYMOUS, None), (VIEWER, 2), (REVIEWER, 9), (Caller("b", frozenset({Scope.B2B}), "local"), None)],
 )
-def test_only_what_a_caller_may_read_can_be_linked(served, linked, caller, revision):
+def test_a_caller_can_only_create_links_to_data_that_it_may_read(served, linked, caller, revision):
     with pytest.raises(NotFound):
         link(served, caller=caller, revision=revision)
 
 
-def test_a_preview_is_not_linked_for_long(served, linked):
+def test_a_link_to_a_preview_is_valid_for_at_most_7_days(served, linked):
     with pytest.raises(InvalidRequest, match="7 days"):
         link(served, revision=2, seconds=8 * 24 * HOUR)
     assert link(served, seconds=80 * 24 * HOUR).token
 
 
-def test_the_urls_of_a_link_work_as_they_are(client, served, linked):
+def test_the_urls_of_a_link_work_without_changes(client, served, linked):
     for preview in (link(served), link(served, revision=2)):
         assert client.get(preview.map_url).status_code == 200
         assert client.get(preview.tilejson_url).status_code == 200
         assert abs(preview.expires_at.timestamp() - time.time() - HOUR) < 60
 
 
-def test_the_token_is_in_every_url_that_a_response_leads_to(client, served, linked):
-    """Anonymous programs follow them: TileJSON, WMTS, tilesets, STAC documents and mosaics."""
+def test_the_token_is_in_every_url_of_a_response(client, served, linked):
+    """Programs without a key follow these URLs: of TileJSON, WMTS, tilesets, STAC documents and mosaics."""
     preview = link(served)
     token = {"token": preview.token}
     tilejson = client.get(preview.tilejson_url).json()
@@ -246,7 +248,7 @@ def test_the_token_is_in_every_url_that_a_response_leads_to(client, served, link
     assert client.get(mosaic["asset_prefix"] + mosaic["tiles"][""][0]).status_code == 200
 
 
-def test_items_of_a_preview_are_listed_in_pages(client, served, linked):
+def test_items_of_a_preview_can_be_paged(client, served, linked):
     preview = link(served, revision=2)
     page = client.get("/stac/collections/linked/items", params={"version": 0, "rev": 2, "token": preview.token}).json()
 
@@ -259,8 +261,8 @@ def test_items_of_a_preview_are_listed_in_pages(client, served, linked):
 
 @pytest.fixture
 def port(app):
-    """A real server, for programs that are not Python."""
-    bound = bind("127.0.0.1", 0, is_insecure=False, endpoint=SERVING)
+    """The port of a real server, for programs such as gdalinfo."""
+    bound = bind("127.0.0.1", 0, may_expose=False, endpoint=SERVING)
     server = MapServer(app, bound)
     thread = threading.Thread(target=lambda: asyncio.run(server.run()), daemon=True)
     thread.start()

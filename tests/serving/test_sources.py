@@ -1,4 +1,4 @@
-"""URLs of the catalogue lead to files of the served zones only; mosaics find the COGs that a tile touches."""
+"""URLs of the catalogue can only refer to files of the served zones; mosaics return the COGs that a tile touches."""
 
 import json
 import random
@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from morecantile import tms
 
+from dagmaster.database.assets.publications import LayerTexts
 from dagmaster.errors import UnfitData
 from dagmaster.serving.mosaics import MAX_ASSETS, MosaicCache, parse, quadkey
 from dagmaster.serving.readers import ReaderInput, open_for_display
 from dagmaster.serving.rendering import rendering_of
-from dagmaster.serving.sources import SourceKind, TileSource, _mosaic_source, cog_source, location_of
+from dagmaster.serving.sources import SourceKind, TileSource, _described, _mosaic_source, cog_source, location_of
 from dagmaster.storage.location import Edition, Location, Zone
 from tests.serving.conftest import BOX
 from tests.serving.data import href, stored, write_cog
@@ -30,7 +31,7 @@ MOSAIC = Location(Zone.SILVER, "silver", "mosaics/x/v0/r1/mosaic.json")
         ("/files/silver/silver/cogs/x/v0/r1/a.tif", "silver/cogs/x/v0/r1/a.tif"),
     ],
 )
-def test_an_address_of_the_server_is_a_location(address, path):
+def test_a_url_of_the_server_is_converted_to_a_location(address, path):
     assert location_of(address).path == path
 
 
@@ -51,7 +52,7 @@ def test_an_address_of_the_server_is_a_location(address, path):
         "",
     ],
 )
-def test_any_other_address_is_refused(address):
+def test_any_other_url_is_refused(address):
     with pytest.raises(UnfitData):
         location_of(address)
 
@@ -61,13 +62,13 @@ def mosaic(tiles, **more):
     return parse(json.dumps({**document, **more}).encode(), MOSAIC)
 
 
-def test_a_mosaics_assets_are_those_of_its_edition():
+def test_asset_names_of_a_mosaic_are_relative_to_its_edition():
     read = mosaic({"12020312": ["r0/a.tif", "b.tif"], "12020313": ["b.tif"]}, asset_prefix="t-")
 
     assert [place.blob for place in read.all_assets()] == ["cogs/x/v0/r1/t-r0/a.tif", "cogs/x/v0/r1/t-b.tif"]
 
 
-def test_a_mosaics_assets_may_be_addresses_of_the_server():
+def test_assets_of_a_mosaic_can_be_urls_of_the_server():
     read = mosaic({"12020312": ["r0.tif"]}, asset_prefix="http://h/files/silver/silver/cogs/x/v0/r1/")
 
     assert read.all_assets() == [Location(Zone.SILVER, "silver", "cogs/x/v0/r1/r0.tif")]
@@ -77,18 +78,18 @@ def test_a_mosaics_assets_may_be_addresses_of_the_server():
     "name",
     ["../../../../secret.tif", "/etc/passwd", "/vsicurl/http://h/x.tif", "http://h/x.tif", "s3://b/x.tif", "", "."],
 )
-def test_a_mosaic_of_foreign_files_is_refused(name):
+def test_a_mosaic_with_files_outside_the_storage_is_refused(name):
     with pytest.raises(UnfitData):
         mosaic({"12020312": [name]})
 
 
 @pytest.mark.parametrize("document", [b"", b"[]", b"{}", b'{"mosaicjson": "0.0.3", "tiles": 7}', b"\xff"])
-def test_what_is_no_mosaic_is_refused(document):
+def test_a_document_that_is_not_a_mosaic_is_refused(document):
     with pytest.raises(UnfitData):
         parse(document, MOSAIC)
 
 
-def test_quadkeys_are_those_of_the_grid():
+def test_quadkeys_equal_those_of_morecantile():
     seeded = random.Random(7)
     for _ in range(200):
         zoom = seeded.randrange(1, 20)
@@ -97,8 +98,8 @@ def test_quadkeys_are_those_of_the_grid():
     assert quadkey(0, 0, 0) == ""
 
 
-def test_a_tile_finds_the_assets_of_every_quadkey_it_touches():
-    """Compared with a search through all assets, at zooms above, at and below that of the index."""
+def test_the_assets_of_a_tile_are_those_of_every_quadkey_it_touches():
+    """Compared with a search of the whole index, at zoom levels above, at and below that of the index."""
     seeded = random.Random(11)
     index = {
         quadkey(seeded.randrange(530, 550), seeded.randrange(340, 350), 10): [f"a{n}.tif", f"b{n % 7}.tif"]
@@ -117,7 +118,7 @@ def test_a_tile_finds_the_assets_of_every_quadkey_it_touches():
         assert {place.name for place in read.assets_for_tile(x, y, z)} == touched
 
 
-def test_a_mosaic_of_too_many_is_refused_rather_than_read(storage):
+def test_a_tile_of_too_many_files_is_refused(storage):
     tiles = {"12020312": [f"{n}.tif" for n in range(MAX_ASSETS + 1)]}
     document = json.dumps(
         {"mosaicjson": "0.0.3", "minzoom": 0, "maxzoom": 10, "quadkey_zoom": 8, "tiles": tiles}
@@ -132,8 +133,8 @@ def test_a_mosaic_of_too_many_is_refused_rather_than_read(storage):
         opened.tile(x, y, z)
 
 
-def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_path):
-    """A VRT would lead to any file or host that it names."""
+def test_a_file_that_is_not_a_tiff_is_not_opened(storage, tmp_path):
+    """A VRT could refer to any file or host."""
     inner = write_cog(tmp_path / "inner.tif", np.full((1, 64, 64), 1, np.uint8), BOX)
     location = storage.location("cogs/vrt/v0/r1/x.tif", zone=Zone.SILVER)
     vrt = f"""<VRTDataset rasterXSize="64" rasterYSize="64"><SRS>EPSG:4326</SRS>
@@ -153,7 +154,7 @@ def test_a_file_that_is_no_tiff_is_not_opened_by_another_driver(storage, tmp_pat
     ("count", "more", "shown"),
     [(8, {}, 3), (4, {"photometric": "rgb", "alpha": "unassociated"}, 3), (2, {}, 1), (1, {}, 1)],
 )
-def test_by_default_three_bands_are_shown_or_one(storage, tmp_path, count, more, shown):
+def test_one_or_three_bands_are_shown_by_default(storage, tmp_path, count, more, shown):
     bands = np.stack([np.full((64, 64), 10 * n + 5, np.uint8) for n in range(count)])
     location = stored(storage, tmp_path, f"cogs/b{count}{len(more)}/v0/r1/x.tif", bands, BOX, **more)
     src_path = ReaderInput(TileSource("b", SourceKind.COG, 0, 1, location, BOX, "d"), storage, MosaicCache(storage.get))
@@ -164,7 +165,7 @@ def test_by_default_three_bands_are_shown_or_one(storage, tmp_path, count, more,
         assert opened.point(10.5, 50.5).count >= shown
 
 
-def test_where_cogs_overlap_the_first_that_has_data_is_seen(storage, tmp_path):
+def test_the_first_of_overlapping_cogs_that_has_data_is_shown(storage, tmp_path):
     edition, half = Edition("overlap"), np.full((1, 64, 64), 7, np.uint8)
     half[:, :, 32:] = 0
     stored(storage, tmp_path, edition.cog("a.tif"), half, BOX, nodata=0)
@@ -191,8 +192,8 @@ def test_where_cogs_overlap_the_first_that_has_data_is_seen(storage, tmp_path):
         assert opened.preview(width=4, height=4).array[0].tolist() == [[7, 7, 9, 9]] * 4
 
 
-def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is_named(storage, tmp_path):
-    """Each has data in a column more than the one before."""
+def test_cogs_of_a_tile_are_shown_in_the_order_of_the_mosaic(storage, tmp_path):
+    """Each COG has data in ten columns more than the one before; some are listed twice."""
     edition, names = Edition("order"), [f"{n}.tif" for n in range(1, 7)]
     for number, name in enumerate(names, 1):
         pixels = np.full((1, 64, 64), number, np.uint8)
@@ -220,7 +221,7 @@ def test_the_cogs_of_a_tile_are_read_in_the_mosaics_order_each_as_often_as_it_is
     assert list(dict.fromkeys(row.compressed().tolist())) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_source_says_which_revision_it_is():
+def test_a_source_contains_its_version_and_revision():
     edition = Edition("x", 3, 2)
     place = Location(Zone.SILVER, "silver", edition.cog("x.tif"))
     answers = {
@@ -242,7 +243,7 @@ def test_a_source_says_which_revision_it_is():
     ("more", "edition"),
     [({}, (4, 2)), ({"dagmaster:version_ordinal": 7, "dagmaster:revision": 3}, (7, 3))],
 )
-def test_a_mosaics_edition_is_said_or_named(more, edition):
+def test_the_edition_of_a_mosaic_is_read_from_the_collection_or_the_path(more, edition):
     place = Location(Zone.SILVER, "silver", Edition("x", 4, 2).mosaic())
 
     source = _mosaic_source("x", {"extent": {"spatial": {"bbox": [list(BOX)]}}, **more}, {"href": href(place)})
@@ -251,7 +252,7 @@ def test_a_mosaics_edition_is_said_or_named(more, edition):
     assert source.bounds == BOX
 
 
-def test_without_renders_the_statistics_of_the_bands_set_the_style():
+def test_without_renders_the_value_range_comes_from_the_statistics():
     band = {"data_type": "uint16", "statistics": {"minimum": 5, "maximum": 4000}}
     rendering = rendering_of({}, {"bands": [band, {"data_type": "uint8", "statistics": {"minimum": 5, "maximum": 9}}]})
 
@@ -262,7 +263,7 @@ def test_without_renders_the_statistics_of_the_bands_set_the_style():
     assert rendering.rescale_for(None) is None
 
 
-def test_renders_are_read_as_the_extension_has_them():
+def test_renders_of_the_stac_extension_are_read():
     rendering = rendering_of(
         {
             "renders": {
@@ -278,7 +279,16 @@ def test_renders_are_read_as_the_extension_has_them():
 
 
 @pytest.mark.parametrize(("kind", "stretch"), [("uint8", None), ("uint16", [(0, 255)])])
-def test_bytes_that_fill_their_range_are_not_stretched(kind, stretch):
+def test_bytes_with_the_full_range_are_not_rescaled(kind, stretch):
     renders = {"default": {"rescale": [[0, 255]]}}
 
     assert rendering_of({"renders": renders}, {"bands": [{"data_type": kind}]}).rescale_for(None) == stretch
+
+
+def test_metadata_without_texts_leaves_title_and_providers_of_an_item_as_they_are():
+    item = {"properties": {"title": "Tile 3", "providers": [{"name": "A survey"}]}}
+    empty = LayerTexts("digest", {"title": None, "attribution": ""})
+
+    _, described = _described({"id": "dem"}, item, empty)
+
+    assert described == item

@@ -1,4 +1,4 @@
-"""The STAC API under its prefix, for reading."""
+"""The STAC API, which is read-only."""
 
 import json
 
@@ -11,7 +11,7 @@ from dagmaster.serving import stac
 pytestmark = pytest.mark.requirement("C1")
 
 
-def test_every_link_of_the_landing_page_answers(client):
+def test_every_link_of_the_landing_page_works(client):
     front = client.get("/stac/").json()
 
     assert front["id"] == "dagmaster"
@@ -49,7 +49,7 @@ def test_search_selects_by_place_and_filter(client):
 
 
 @pytest.mark.parametrize("body", ["[]", "null", "7", '"all"'])
-def test_a_search_that_is_no_object_is_refused(client, body):
+def test_a_search_that_is_not_an_object_is_refused(client, body):
     answer = client.post("/stac/search", content=body, headers={"Content-Type": "application/json"})
 
     assert answer.status_code in (400, 422)
@@ -57,7 +57,7 @@ def test_a_search_that_is_no_object_is_refused(client, body):
 
 
 @pytest.mark.parametrize("box", ["nan,50,11,51", "10,50,inf,51", "10,-Infinity,11,51", "10,50,0,11,1e999,1"])
-def test_a_box_that_is_not_of_numbers_is_refused(client, box):
+def test_a_box_with_nan_or_infinity_is_refused(client, box):
     answers = [
         client.get(f"/stac/search?bbox={box}"),
         client.get(f"/stac/collections/plain/items?bbox={box}"),
@@ -73,7 +73,7 @@ def test_a_box_that_is_not_of_numbers_is_refused(client, box):
         assert answer.status_code == 400, answer.text
 
 
-def test_a_page_has_an_end_whatever_is_asked_for(client, monkeypatch):
+def test_the_number_of_items_per_page_is_limited(client, monkeypatch):
     monkeypatch.setattr(stac, "MAX_ITEMS", 1)
 
     pages = [
@@ -87,7 +87,7 @@ def test_a_page_has_an_end_whatever_is_asked_for(client, monkeypatch):
         assert [link for link in page["links"] if link["rel"] == "next"]
 
 
-def test_what_is_catalogued_links_to_its_map(client):
+def test_items_and_collections_link_to_their_map(client):
     def maps(document):
         return [link["href"] for link in document["links"] if link["rel"] == "alternate"]
 
@@ -101,7 +101,7 @@ def test_what_is_catalogued_links_to_its_map(client):
 
 
 def item_answers(client):
-    """The same item, however it is asked for."""
+    """The same item, requested in five ways."""
     wanted = {"collections": ["across"], "ids": ["across-v0-a"]}
     return [
         client.get("/stac/collections/across/items/across-v0-a").json(),
@@ -112,7 +112,7 @@ def item_answers(client):
     ]
 
 
-def test_stored_addresses_of_the_server_begin_with_the_requested_host(client):
+def test_stored_urls_of_items_are_changed_to_the_requested_host(client):
     answers = item_answers(client)
 
     assert len(answers) == 5
@@ -126,20 +126,20 @@ def test_stored_addresses_of_the_server_begin_with_the_requested_host(client):
 
 
 @pytest.mark.parametrize("query", ["", "?fields=id,assets,links"])
-def test_stored_addresses_of_collections_begin_with_the_requested_host(client, query):
+def test_stored_urls_of_collections_are_changed_to_the_requested_host(client, query):
     listed = {one["id"]: one for one in client.get(f"/stac/collections{query}").json()["collections"]}
 
     for document in (listed["across"], client.get("/stac/collections/across").json()):
         assert document["assets"]["mosaic"]["href"].startswith("http://localhost:8003/files/silver/")
 
 
-def test_an_interval_has_a_datetime_of_null(client):
+def test_an_item_with_an_interval_has_a_datetime_of_null(client):
     for document in item_answers(client):
         assert document["properties"]["datetime"] is None, document
         assert document["properties"]["start_datetime"].startswith("2024-01-01")
 
 
-def test_a_datetime_that_is_not_asked_for_is_not_null(client):
+def test_a_datetime_that_is_not_requested_is_missing(client):
     (document,) = client.get("/stac/search?ids=plain-v0&fields=id,properties.title").json()["features"]
     (without,) = client.get("/stac/search?ids=plain-v0&fields=-properties.datetime").json()["features"]
 
@@ -157,7 +157,7 @@ def test_a_datetime_that_is_not_asked_for_is_not_null(client):
         ("DELETE", "/stac/collections/plain/items/plain-v0"),
     ],
 )
-def test_nothing_is_written(client, method, path):
+def test_the_catalogue_cannot_be_changed(client, method, path):
     assert client.request(method, path, json={}).status_code in (404, 405)
     assert client.get("/stac/collections/plain/items/plain-v0").status_code == 200
 
@@ -179,7 +179,7 @@ def test_environment_variables_have_no_effect(monkeypatch, served, storage):
 
 
 @pytest.mark.parametrize("name", sorted(name for name in all_queries() if name.startswith("served_")))
-def test_every_statement_fits_the_catalogue(served, name):
+def test_every_statement_can_be_prepared(served, name):
     text, names = numbered(name)
 
     with psycopg.connect(served, autocommit=True) as connection:
@@ -212,12 +212,12 @@ def test_every_statement_fits_the_catalogue(served, name):
         "/stac/nothing",
     ],
 )
-def test_a_strange_request_is_not_a_server_error(client, path):
+def test_an_invalid_request_is_not_a_server_error(client, path):
     assert client.get(path).status_code < 500, client.get(path).text
 
 
 @pytest.mark.parametrize("path", ["/stac/search?collections=dem", "/stac/collections/dem/items?limit=10"])
-def test_items_are_geojson_whatever_fields_are_asked_for(client, path):
+def test_items_are_geojson_with_any_selection_of_fields(client, path):
     for fields in ("", "&fields=id", "&fields=-geometry", "&fields=%2Bproperties.title,-links"):
         answer = client.get(path + fields)
         assert answer.headers["content-type"] == "application/geo+json", fields
@@ -281,7 +281,7 @@ def test_a_query_and_a_filter_apply_together(client):
     assert [item["id"] for item in both.json()["features"]] == ["dem-v0"]
 
 
-def test_collections_are_found_by_a_query(client):
+def test_collections_can_be_found_by_a_query(client):
     for query, expected in (
         ({"title": {"startsWith": "The d"}}, {"dem"}),
         ({"title": {"eq": "The plain"}}, {"plain"}),
@@ -294,7 +294,7 @@ def test_collections_are_found_by_a_query(client):
 @pytest.mark.parametrize(
     "query", [{"title": {"like": "d%"}}, {"title": "dem"}, {"title": {"in": "dem"}}, {"title": {"contains": 1}}, [1], 7]
 )
-def test_a_query_that_is_not_one_is_refused(client, query):
+def test_an_invalid_query_is_refused(client, query):
     answers = [
         client.post("/stac/search", json={"query": query}),
         client.get("/stac/search", params={"query": json.dumps(query)}),
@@ -305,7 +305,7 @@ def test_a_query_that_is_not_one_is_refused(client, query):
     assert {answer.headers["content-type"] for answer in answers} == {"application/problem+json"}
 
 
-def test_pystac_client_knows_what_the_server_can_do(client):
+def test_pystac_client_recognises_the_conformance_classes(client):
     from pystac_client.conformance import ConformanceClasses
 
     claimed = client.get("/stac/").json()["conformsTo"]
@@ -316,7 +316,7 @@ def test_pystac_client_knows_what_the_server_can_do(client):
 
 
 def test_stac_fastapi_still_has_the_private_methods_that_are_overridden():
-    """Under another name they would not be called, and searches would find what the caller may not see."""
+    """If they were renamed, ours would not be called, and searches would find items that the caller may not see."""
     private = {name for name in vars(stac._Client) if name.startswith("_") and not name.startswith("__")}
 
     assert {name for name in private if callable(getattr(stac._Client, name))} == {"_search_base", "_clean_search_args"}

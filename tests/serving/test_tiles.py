@@ -41,7 +41,7 @@ def test_a_constant_cog_gives_tiles_of_its_value(client):
     assert (picture[1] == 255).all()
 
 
-def test_what_lies_outside_the_data_is_seen_through(client):
+def test_pixels_outside_the_data_are_transparent(client):
     picture = decoded(client.get(f"/tiles/plain/{tile_at(10.01, 50.01, 8)}.png").content)
 
     assert set(np.unique(picture[1])) == {0, 255}
@@ -57,7 +57,7 @@ def test_each_image_format_is_served(client, ending, kind):
 
 
 @pytest.mark.requirement("M1")
-def test_the_trace_of_a_tile_shows_how_long_it_was_read_rendered_and_encoded(client):
+def test_the_trace_of_a_tile_has_spans_for_read_render_and_encode(client):
     with Collector.running() as collector:
         client.get(f"/tiles/dem/{INSIDE}.png")
 
@@ -68,8 +68,8 @@ def test_the_trace_of_a_tile_shows_how_long_it_was_read_rendered_and_encoded(cli
     assert facts(steps[2][0]) == {"format": "png"}
 
 
-def test_libraries_keep_what_they_read(client):
-    """With a cache limit in bytes instead of megabytes, a preview once read each block again for each of its rows."""
+def test_the_block_cache_of_gdal_has_128_mb(client):
+    """When the limit was in bytes instead of megabytes, a preview read each block again for each of its rows."""
     with rasterio.Env(**GDAL_ENVIRONMENT):
         assert get_gdal_config("GDAL_CACHEMAX") == 128 * 2**20
 
@@ -83,18 +83,18 @@ def test_libraries_keep_what_they_read(client):
         ("scene/preview.jpg?bidx=1&bidx=2", "tiles.no-picture"),
     ],
 )
-def test_a_request_that_the_data_cannot_answer_is_a_client_error(client, path, code):
+def test_a_request_that_the_data_does_not_support_is_a_client_error(client, path, code):
     answer = client.get(f"/tiles/{path}")
 
     assert (answer.status_code, answer.json()["code"]) == (400, code)
 
 
-def test_a_tile_has_the_size_that_is_asked_for(client):
+def test_a_tile_has_the_requested_size(client):
     assert decoded(client.get(f"/tiles/plain/{INSIDE}.png?tilesize=512").content).shape[1:] == (512, 512)
 
 
-def test_heights_are_shown_with_the_catalogues_stretch_and_colours(client):
-    """Without any parameter: a float32 raster would be black otherwise."""
+def test_heights_are_shown_with_the_value_range_and_colours_of_the_catalogue(client):
+    """This needs no parameter; without it, a float32 raster would be black."""
     bare = decoded(client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png").content)
     styled = decoded(
         client.get(f"/tiles/dem/{tile_at(10.5, 50.5, 8)}.png?rescale=0,2000&colormap_name=terrain").content
@@ -106,20 +106,20 @@ def test_heights_are_shown_with_the_catalogues_stretch_and_colours(client):
     assert not (grey == bare).all()
 
 
-def test_nodata_is_seen_through(client):
+def test_nodata_is_transparent(client):
     picture = decoded(client.get(f"/tiles/dem/{tile_at(10.03, 50.97, 14)}.png").content)
 
     assert (picture[-1] == 0).all()
 
 
-def test_sixteen_bits_and_many_bands_are_shown_by_what_the_catalogue_says(client):
+def test_bands_of_16_bits_are_shown_with_the_render_of_the_catalogue(client):
     picture = decoded(client.get(f"/tiles/scene/{INSIDE}.png").content)
 
     assert picture.dtype == np.uint8
     assert [int(band[0, 0]) for band in picture] == [63, 127, 191, 255]
 
 
-def test_another_choice_of_bands_is_stretched_by_their_own_statistics(client):
+def test_other_selected_bands_are_rescaled_by_their_own_statistics(client):
     picture = decoded(client.get(f"/tiles/scene/{INSIDE}.png?bidx=4&bidx=2&bidx=1").content)
 
     assert [int(band[0, 0]) for band in picture[:3]] == [255, 127, 63]
@@ -137,14 +137,14 @@ def test_a_mosaic_shows_each_of_its_cogs(client, lon, lat, value):
     assert "tif" not in json.dumps(point)
 
 
-def test_a_tile_over_several_cogs_is_made_of_all(client):
+def test_a_tile_over_several_cogs_shows_all_of_them(client):
     picture = decoded(client.get(f"/tiles/tiled/{tile_at(10.5, 50.5, 6)}.png").content)
 
     assert set(np.unique(picture[0][picture[1] == 255])) == {10, 20, 30, 40}
 
 
-def test_a_mosaic_remembers_where_its_cogs_are(client, app):
-    """The second tile opens only those that it touches."""
+def test_a_mosaic_caches_the_extents_of_its_cogs(client, app):
+    """The second tile opens only the COGs that it touches."""
     for _ in range(2):
         tile = client.get(f"/tiles/tiled/{tile_at(10.2, 50.8, 10)}.png")
 
@@ -155,7 +155,7 @@ def test_a_mosaic_remembers_where_its_cogs_are(client, app):
 
 
 @pytest.mark.parametrize(("dataset", "zooms"), [("plain", (8, 9)), ("tiled", (6, 10))])
-def test_tilejson_has_bounds_zooms_and_pinned_tiles(client, dataset, zooms):
+def test_tilejson_has_bounds_zoom_levels_and_urls_of_the_revision(client, dataset, zooms):
     tilejson = client.get(f"/tiles/{dataset}/WebMercatorQuad/tilejson.json").json()
 
     assert tilejson["tilejson"] == "3.0.0"
@@ -226,8 +226,8 @@ def test_datasets_can_only_be_read(client, path):
     assert client.post(f"/tiles/plain/{path}", json={}).status_code in (404, 405)
 
 
-def test_values_are_those_of_all_bands_whatever_the_catalogue_shows(client):
-    """The catalogue shows three of the four bands, and stretches them."""
+def test_points_and_statistics_have_the_values_of_all_bands(client):
+    """The render of the catalogue selects three of the four bands, and rescales them."""
     scene = client.get("/tiles/scene/statistics?max_size=100&p=5&histogram_bins=3").json()
     point = client.get("/tiles/scene/point/10.5,50.5?nodata=1000").json()
 
@@ -245,10 +245,10 @@ def test_a_preview_of_a_mosaic_shows_all_of_it(client):
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
 def test_a_tile_outside_the_data_is_not_found(client, dataset):
-    beside = client.get(f"/tiles/{dataset}/{tile_at(40, 0, 9)}.png")
+    tile = client.get(f"/tiles/{dataset}/{tile_at(40, 0, 9)}.png")
     point = client.get(f"/tiles/{dataset}/point/40,0")
 
-    assert (beside.status_code, beside.json()["code"]) == (404, "tiles.outside")
+    assert (tile.status_code, tile.json()["code"]) == (404, "tiles.outside")
     assert (point.status_code, point.json()["code"]) == (404, "tiles.outside")
 
 
@@ -263,7 +263,7 @@ def test_a_map_can_be_zoomed_beyond_the_resolution_of_the_data(client, dataset, 
     assert (picture[-1] == 255).all()
 
 
-def test_a_mosaic_refuses_zooms_below_its_own(client):
+def test_a_mosaic_refuses_zoom_levels_below_its_minzoom(client):
     answer = client.get(f"/tiles/tiled/{tile_at(10.5, 50.5, 5)}.png")
 
     assert (answer.status_code, answer.json()["code"]) == (404, "tiles.outside-zooms")
@@ -294,7 +294,7 @@ def test_a_tile_outside_the_grid_is_refused(client, tile):
         ("/tiles/plain/point/nan,0", 422, "request.invalid"),
     ],
 )
-def test_refusals_are_problems(client, path, status, code):
+def test_errors_are_problems_with_a_code(client, path, status, code):
     answer = client.get(path)
 
     assert answer.status_code == status, answer.text
@@ -325,7 +325,7 @@ def test_refusals_are_problems(client, path, status, code):
     ],
 )
 @pytest.mark.parametrize("route", [f"{INSIDE}.png", "preview.png", "statistics"])
-def test_what_is_code_or_has_no_bound_is_refused(client, route, parameter):
+def test_parameters_with_code_or_without_a_limit_are_refused(client, route, parameter):
     answer = client.get(f"/tiles/plain/{route}?{parameter}")
 
     assert answer.status_code == 400
@@ -340,7 +340,7 @@ def test_what_is_code_or_has_no_bound_is_refused(client, route, parameter):
 @pytest.mark.parametrize(
     "path", ["preview/9000x9000.png", "preview/0x10.png", "preview.png?width=9000", "statistics?max_size=4000"]
 )
-def test_pictures_have_a_largest_size(client, path):
+def test_the_size_of_images_is_limited(client, path):
     assert client.get(f"/tiles/plain/{path}").status_code in (400, 422)
 
 
@@ -371,7 +371,7 @@ def test_a_preview_across_the_antimeridian_shows_both_sides(client):
 @pytest.mark.parametrize(
     "path", [f"{INSIDE}.png", INSIDE, "preview.png", "WebMercatorQuad/tilejson.json", "map", f"{tile_at(40, 0, 9)}.png"]
 )
-def test_head_answers_as_get_without_the_body(client, path):
+def test_head_responds_like_get_without_a_body(client, path):
     got, head = client.get(f"/tiles/plain/{path}"), client.head(f"/tiles/plain/{path}")
 
     assert head.status_code == got.status_code
@@ -388,14 +388,14 @@ def test_every_tiled_version_is_served_from_its_own_mosaic(client, version, valu
     picture = decoded(client.get(address, headers={"accept": "image/png"}).content)
 
     assert tilejson["bounds"] == [west, 50.0, west + 1, 51.0]
-    assert tilejson["dagmaster"]["rescale"] == [[0.0, 2.0 * value]], "each is shown as it was"
+    assert tilejson["dagmaster"]["rescale"] == [[0.0, 2.0 * value]], "each version has its own render"
     assert client.get(f"/tiles/grown/point/{west + 0.5},50.5?version={version}").json()["values"] == [value]
     assert abs(int(picture[0, 256, 256]) - 127) <= 1
     assert client.get(f"/tiles/grown/map?version={version}").status_code == 200
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
-def test_a_preview_is_shaped_as_on_the_ground(client, dataset):
+def test_a_preview_has_the_proportions_of_the_area_on_the_ground(client, dataset):
     """A degree at 50.5° north is 0.636 times as wide as it is high."""
     _, height, width = decoded(client.get(f"/tiles/{dataset}/preview.png?max_size=300").content).shape
     _, exact_height, exact_width = decoded(client.get(f"/tiles/{dataset}/preview/200x100.png").content).shape
@@ -414,7 +414,7 @@ def test_a_preview_is_shaped_as_on_the_ground(client, dataset):
         [None, [(0, 4000)]],
     ),
 )
-def test_a_picture_is_the_one_that_titiler_makes(kind, add_mask, dtype, is_masked, rescale):
+def test_images_equal_those_of_titiler(kind, add_mask, dtype, is_masked, rescale):
     def image():
         pixels = np.random.default_rng(1).integers(1, 255, (3, 32, 32)).astype(dtype)
         mask = np.zeros(pixels.shape, bool)
@@ -431,25 +431,25 @@ BAD_RENDERS = {
     "a word": {"default": "terrain"},
     "rescale of words": {"default": {"rescale": [["a", "b"]]}},
     "rescale of numbers": {"default": {"rescale": [0, 10]}},
-    "rescale of three": {"default": {"rescale": [[0, 1, 2]]}},
-    "rescale upside down": {"default": {"rescale": [[10, 0]]}},
-    "rescale of nothing": {"default": {"rescale": [[0, 0]]}},
+    "rescale of three numbers": {"default": {"rescale": [[0, 1, 2]]}},
+    "rescale with minimum and maximum swapped": {"default": {"rescale": [[10, 0]]}},
+    "rescale of an empty range": {"default": {"rescale": [[0, 0]]}},
     "bidx of words": {"default": {"bidx": ["red"]}},
     "bidx from 0": {"default": {"bidx": [0]}},
-    "bidx of five": {"default": {"bidx": [1, 1, 1, 1, 1]}},
+    "bidx of five bands": {"default": {"bidx": [1, 1, 1, 1, 1]}},
     "an unknown colormap_name": {"default": {"colormap_name": "rainbows"}},
     "a colormap_name that is a list": {"default": {"colormap_name": ["viridis"]}},
-    "a colormap of words": {"default": {"colormap": {"x": "#ff0000"}}},
+    "a colormap with a word as value": {"default": {"colormap": {"x": "#ff0000"}}},
     "a colormap without colours": {"default": {"colormap": {"1": "reddish"}}},
     "a colormap of too many colours": {"default": {"colormap": {str(n): "#000000" for n in range(5000)}}},
     "a colormap of colours out of range": {"default": {"colormap": {"1": [0, 0, 999]}}},
-    "a colormap of half intervals": {"default": {"colormap": [[[0], "#ff0000"]]}},
+    "a colormap of incomplete intervals": {"default": {"colormap": [[[0], "#ff0000"]]}},
     "an unknown resampling": {"default": {"resampling": "magic"}},
 }
 
 
 @pytest.mark.parametrize("renders", BAD_RENDERS.values(), ids=BAD_RENDERS.keys())
-def test_invalid_renders_of_the_catalogue_are_named_and_values_are_still_served(client, monkeypatch, renders):
+def test_invalid_renders_of_the_catalogue_are_reported_and_values_are_served(client, monkeypatch, renders):
     from dagmaster.serving import sources
     from dagmaster.serving.rendering import rendering_of
 
@@ -480,7 +480,7 @@ def test_invalid_renders_of_the_catalogue_are_named_and_values_are_still_served(
     ],
 )
 @pytest.mark.parametrize("dataset", ["plain", "dem", "scene", "tiled", "grown"])
-def test_no_display_setting_is_a_server_error(client, dataset, parameters):
+def test_no_display_parameter_causes_a_server_error(client, dataset, parameters):
     for path in (f"{tile_at(11.5 if dataset == 'grown' else 10.5, 50.5, 9)}{{}}", "preview{}"):
         for ending in (".png", ".jpg", ".webp", ""):
             answer = client.get(f"/tiles/{dataset}/{path.format(ending)}?{parameters}")

@@ -1,4 +1,4 @@
-"""`dagmaster up` serves maps too, on the storage and the catalogue of its own platform."""
+"""`dagmaster up` also starts a map server on its own storage and catalogue."""
 
 import json
 import os
@@ -13,21 +13,21 @@ from tests.cli.processes import call, up
 
 pytestmark = pytest.mark.requirement("C2")
 
-PATIENCE_SECONDS = 60
+MAX_WAIT_SECONDS = 60
 
 
 def get(url: str) -> dict:
-    """The answer, once there is one."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """The response, as soon as the server responds."""
+    deadline = time.monotonic() + MAX_WAIT_SECONDS
     while True:
         try:
-            return json.load(urllib.request.urlopen(url, timeout=PATIENCE_SECONDS))
+            return json.load(urllib.request.urlopen(url, timeout=MAX_WAIT_SECONDS))
         except (urllib.error.URLError, OSError):
             assert time.monotonic() < deadline
             time.sleep(0.1)
 
 
-def test_a_platform_serves_maps_and_starts_them_again(tmp_path):
+def test_a_platform_serves_maps_and_restarts_the_map_server(tmp_path):
     with up(tmp_path / "data", SERVING_ENABLED="true", SERVING_PORT="0", API_PORT="0") as platform:
         url = platform.facts["serving_url"]
         (child,) = [child for child in platform.facts["children"] if child["role"] == "serving"]

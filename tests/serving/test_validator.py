@@ -1,8 +1,8 @@
-"""stac-api-validator, another project's test suite, on the STAC API with all classes that it claims and that the suite
-knows.
+"""stac-api-validator, the test suite of another project, checks all conformance classes that the server declares and
+that the suite knows.
 
-It runs as a program of its own. It loads JSON schemas from the network: its errors about a host that cannot be reached
-are left out, and the checks of `tests/stac` remain. `KNOWN` lists what it reports although the server is right.
+The suite runs as a separate program. It loads JSON schemas from the network: errors about an unreachable host are
+ignored, and only the checks of `tests/stac` use these schemas then. `KNOWN` lists errors that it reports wrongly.
 """
 
 import json
@@ -34,10 +34,10 @@ CLASSES = {
 }
 SCHEMA_HOSTS = ("schemas.stacspec.org", "stac-extensions.github.io")
 KNOWN = (
-    '"collections": "dem"',  # the standard demands an array; stac-fastapi refuses a text
-    'body={"fields": null} had',  # null counts as not sent
-    "response contained 'properties.title', but should have been excluded",  # no standard says that it is not a default
-    "response contained fewer than 5 fields",  # the others were not asked for
+    '"collections": "dem"',  # the standard requires an array; stac-fastapi refuses a string
+    'body={"fields": null} had',  # null is treated as if the field was not sent
+    "response contained 'properties.title', but should have been excluded",  # no standard forbids it as a default field
+    "response contained fewer than 5 fields",  # only these were requested
     "had non-matching results: got ['dem 1', 'dem 0']",  # both are among the values of `in`
 )
 AREA = {"type": "Polygon", "coordinates": [[[10.1, 50.1], [10.9, 50.1], [10.9, 50.9], [10.1, 50.9], [10.1, 50.1]]]}
@@ -61,7 +61,7 @@ VALUES = {
 
 @pytest.fixture(scope="module")
 def url(shared_catalog, storage, tmp_path_factory):
-    """A server of its own: the suite sorts by `datetime`, and fails on items that have an interval only."""
+    """A separate server: the suite sorts by `datetime`, and fails on items that have only an interval."""
     folder = tmp_path_factory.mktemp("validated")
     for make in (_plain, _dem, _scene, _tiled):
         Assets(shared_catalog).publish(*make(storage, folder))
@@ -92,7 +92,7 @@ def is_reachable(host: str) -> bool:
     return True
 
 
-def test_another_suite_finds_no_error_in_the_classes_that_are_claimed(url):
+def test_stac_api_validator_finds_no_error_in_the_declared_classes(url):
     import httpx2
 
     claimed = httpx2.get(f"{url}/stac/").json()["conformsTo"]

@@ -1,4 +1,4 @@
-"""The WMTS, read by GDAL's driver instead of a test's own idea of the standard."""
+"""The WMTS is read by GDAL's driver, as an independent implementation of the standard."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_gdal_reads_the_values_of_the_dataset(server, tmp_path):  # noqa: F811
     described = json.loads(gdal("gdalinfo", "-json", capabilities, folder=tmp_path))
     picture = tmp_path / "plain.tif"
     window = ("-projwin_srs", "EPSG:4326", "-projwin", "10.4", "50.6", "10.6", "50.4", "-outsize", "64", "64")
-    gdal("gdal_translate", "-q", *window, capabilities, str(picture), folder=tmp_path)  # its cache is there
+    gdal("gdal_translate", "-q", *window, capabilities, str(picture), folder=tmp_path)  # GDAL writes its cache there
     values = json.loads(gdal("gdalinfo", "-json", "-stats", str(picture), folder=tmp_path))["bands"]
 
     assert "3857" in described["coordinateSystem"]["wkt"]

@@ -13,23 +13,21 @@ from typing import Any
 from dagmaster.errors import HandlerFailed, Unavailable, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.handlers.registry import Registry
-from dagmaster.testing.trial import Given
+from dagmaster.testing.trial import FunctionRegistration
 from tests.simulation.virtual_loop import LANE
 
 QUEUE = "dag-worker-tasks"
 TIMEOUT_SECONDS = 4.0
 _SECONDS = (0.0, 0.0, 0.001, 0.05, 0.4, 1.5, 3.5)
-_IGNORED_CANCEL_SECONDS = 20.0  # longer than a worker is waited for
-_BULK = "x" * 270_000  # more than a row holds
+_IGNORED_CANCEL_SECONDS = 20.0  # longer than the engine waits for a worker
+_BULK = "x" * 270_000  # too large for a row
 
 
 @dataclass
 class Effects:
     executed: Counter[str] = field(default_factory=Counter)  # by task id
-    finished: dict[str, str] = field(default_factory=dict)  # the task ids, by the effect's id
-    ended: dict[str, tuple[str, float]] = field(
-        default_factory=dict
-    )  # process and time, by task id, whatever the outcome
+    finished: dict[str, str] = field(default_factory=dict)  # by id of the effect: the id of its task
+    ended: dict[str, tuple[str, float]] = field(default_factory=dict)  # by task id: process and time of the end
 
     def finish(self, task_id: str) -> str:
         effect = f"{task_id}@{LANE.get().name}"
@@ -48,8 +46,8 @@ class ScriptedHandlers:
         async def handle(ctx: Context) -> Any:
             return await self._run(ctx)
 
-        def registration(name: str) -> Given:
-            return Given(name, f"simulation:{name}", True, QUEUE, TIMEOUT_SECONDS, function=handle)
+        def registration(name: str) -> FunctionRegistration:
+            return FunctionRegistration(name, f"simulation:{name}", True, QUEUE, TIMEOUT_SECONDS, function=handle)
 
         return Registry([registration(name) for name in ("work", "child", "gather")])
 
@@ -73,11 +71,11 @@ class ScriptedHandlers:
             await self._wait(ctx, random)
         match role:
             case "handler" | "engine":
-                raise HandlerFailed("it went wrong")
+                raise HandlerFailed("the handler failed")
             case "environment":
-                raise Unavailable("what it needs is away")
+                raise Unavailable("a service is unavailable")
             case "data":
-                raise UnfitData("it can't be used")
+                raise UnfitData("the data is invalid")
             case "lost":
                 await self._world.kill_caller(LANE.get())
             case "overran":
@@ -89,7 +87,7 @@ class ScriptedHandlers:
         return output | ({"bulk": _BULK} if random.random() < 0.01 else {})
 
     async def _wait(self, ctx: Context, random: Random) -> None:
-        """Work for a while. Most attempts notice that they are asked to stop."""
+        """Work for a while. Most attempts notice a request to stop."""
         if seconds := random.choice(_SECONDS):
             await asyncio.sleep(seconds)
         if (ctx.cancelled or ctx.shutting_down) and random.random() < 0.8:

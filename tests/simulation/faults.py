@@ -2,7 +2,7 @@
 
 Every call takes time in both directions. Its fault is drawn from the seed: the call may fail before it takes effect, or
 after; its caller may die or pause at either point; it may take effect later, while its caller gets an error. Messages
-(notifications, tickets) may be dropped, duplicated or late, and so arrive out of order.
+(notifications, tickets) may be dropped, duplicated or delayed, and so arrive out of order.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ READS = frozenset(
         "now",
     }
 )
-# These write what no invariant is about: heartbeats, and payloads that nothing refers to yet.
+# No invariant depends on what these write: heartbeats, limits of queues, and payloads without a reference.
 _UNCHECKED = frozenset({"beat_worker", "retire_worker", "maintain", "store_payload", "set_queue"})
 _HEARTBEATS = frozenset({"beat", "beat_worker", "maintain", "take_messages"})
 _SHORT_PAUSE, _LONG_PAUSE = (0.05, 3.0), (8.0, 20.0)  # the long ones outlast every lease
@@ -53,8 +53,8 @@ class CallFault(StrEnum):
     FAILS = "fails before it takes effect"
     REFUSED = "is refused because of a deadlock"
     ROLLED_BACK = "fails at its commit"
-    UNANSWERED = "takes effect, and the answer is lost"
-    IN_DOUBT = "loses its connection, and takes effect later"
+    UNANSWERED = "takes effect, but the response is lost"
+    IN_DOUBT = "loses its connection, but takes effect later"
     HANGS = "hangs"
     CALLER_DIES_BEFORE = "is never made: the caller dies"
     CALLER_DIES_AFTER = "takes effect, and the caller dies"
@@ -64,7 +64,7 @@ class CallFault(StrEnum):
 
 _FREQUENT = frozenset(
     {ADVANCE, "exchange", "report", "renew", "claim_jobs", "claim_orphans", "create_once", "rerun"}
-)  # more often than the others
+)  # faults of these calls are more frequent
 _CALLER_FAULTS = (
     CallFault.CALLER_DIES_BEFORE,
     CallFault.CALLER_DIES_AFTER,
@@ -83,8 +83,8 @@ class Profile:
     double: float = 0.0
     delay: float = 0.0
     latency_seconds: float = 0.01
-    disruptions: dict[str, int] = field(default_factory=dict)  # of the nemesis, by weight
-    gap_seconds: float = 5.0  # between its disruptions
+    disruptions: dict[str, int] = field(default_factory=dict)  # the weights of the disruptions of the nemesis
+    gap_seconds: float = 5.0  # the average time between disruptions
 
     @classmethod
     def drawn(cls, random: Random) -> "Profile":
@@ -112,7 +112,7 @@ class Profile:
         calls = ", ".join(f"{chance:g} {fault.name.lower()}" for fault, chance in self.calls.items())
         disruptions = ", ".join(f"{weight} {disruption}" for disruption, weight in self.disruptions.items() if weight)
         return (
-            f"calls: {calls or 'as they should'}; notifications and tickets: {self.drop:g} dropped, "
+            f"calls: {calls or 'without faults'}; notifications and tickets: {self.drop:g} dropped, "
             f"{self.double:g} doubled, {self.delay:g} late; disruptions every {self.gap_seconds:g} s: {disruptions}"
         )
 
@@ -126,7 +126,7 @@ class UnsettledCommit:
 
 
 def snapshot(db: MemoryDatabase) -> MemoryDatabase:
-    """Rows are frozen: copies of the tables are enough."""
+    """A copy of the tables; the rows are immutable."""
     copied = MemoryDatabase(
         db.clock,
         db.definitions,
@@ -225,7 +225,7 @@ class FaultyLedger:
     async def after_step(
         self, step: "MemoryStep", fault: CallFault | None, unsettled: "UnsettledCommit | None"
     ) -> None:
-        """The step is committed; its answer may be late or lost."""
+        """Called when the step is committed; its response may be late or lost."""
         world = self._world
         world.record(self._lane, ADVANCE, (step.fenced, step.has_more))
         if unsettled is not None:
@@ -252,7 +252,7 @@ class FaultyLedger:
                 raise Unavailable("deadlock detected", sqlstate="40P01")
             case CallFault.HANGS:
                 await asyncio.sleep(world.random.uniform(1.0, 6.0))
-                raise Unavailable("no answer in time")
+                raise Unavailable("no response in time")
             case CallFault.CALLER_DIES_BEFORE:
                 await world.kill_caller(self._lane)
             case CallFault.CALLER_PAUSES_BEFORE:
@@ -363,7 +363,7 @@ class MessageDelivery:
 
     def __init__(self, world: Any) -> None:
         self._world = world
-        self._nobody = contextvars.Context()  # messages arrive outside of all processes
+        self._nobody = contextvars.Context()  # messages are delivered outside of all processes
 
     def deliver(self, arrive: Callable[..., Any], *arguments: Any) -> None:
         world, profile = self._world, self._world.profile
@@ -403,7 +403,7 @@ class FaultyTransport(MemoryTransport):
 
     async def publish(self, tickets: Sequence[Ticket]) -> None:
         if self._world.has_faults and self._world.random.random() < self._world.profile.calls.get(CallFault.FAILS, 0.0):
-            raise Unavailable("the broker is away")
+            raise Unavailable("the broker is unavailable")
         for ticket in tickets:
             self._world.delivery.deliver(self._broker.put, [ticket])
 
@@ -419,14 +419,14 @@ class FaultySender:
         world = self._world
         await asyncio.sleep(world.random.random() * world.profile.latency_seconds)
         if world.is_broker_away:
-            raise Unavailable("the broker is away")
+            raise Unavailable("the broker is unavailable")
         fails = world.has_faults and world.random.random() < world.profile.calls.get(CallFault.FAILS, 0.0)
         # A batch that fails may have arrived in part.
         arriving = task_ids[: world.random.randrange(len(task_ids) + 1)] if fails else task_ids
         for task_id in arriving:
             world.delivery.deliver(self._broker.put, [Ticket(queue, task_id)])
         if fails:
-            raise Unavailable("the broker is away")
+            raise Unavailable("the broker is unavailable")
         world.sent.update(task_ids)
 
 

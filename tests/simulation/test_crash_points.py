@@ -1,7 +1,7 @@
 """Every point at which a process can die, pause or lose its connection, one at a time, for a workflow of each kind.
 
-Each run has one fault: before or after one commit of an orchestrator or a worker. Whatever it is, the job completes,
-nothing is published twice, and it costs at most one further attempt.
+Each run has one fault: before or after one commit of an orchestrator or a worker. In each run the job
+completes, nothing is published twice, and only the tasks of one worker may run a second time.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from tests.simulation.world import Mode, World
 
 pytestmark = pytest.mark.requirement("E5", "E7", "E11")
 
-FATES = [fault for fault in CallFault if fault not in (CallFault.HANGS, CallFault.CALLER_PAUSES_BEFORE)]
+FAULTS = [fault for fault in CallFault if fault not in (CallFault.HANGS, CallFault.CALLER_PAUSES_BEFORE)]
 NEVER = 10**9
 
 
@@ -91,9 +91,9 @@ def run(case: Case, number: int, fault: CallFault) -> World:
     return world
 
 
-@pytest.mark.parametrize("fault", FATES, ids=[fault.name.lower() for fault in FATES])
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name.lower() for fault in FAULTS])
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_completes_whatever_happens_at_any_commit(name: str, fault: CallFault) -> None:
+def test_a_job_completes_after_any_fault_at_any_commit(name: str, fault: CallFault) -> None:
     undisturbed = run(CASES[name], NEVER, fault)
     commits = undisturbed.single_fault.commits if undisturbed.single_fault else 0
     planned = len(undisturbed.database.tasks)
@@ -104,4 +104,6 @@ def test_a_job_completes_whatever_happens_at_any_commit(name: str, fault: CallFa
     for number, world in enumerate(worlds, 1):
         (job,) = world.database.jobs.values()
         assert job.status == "completed", f"commit {number}: {world.report()}"
-        assert len(world.database.tasks) <= planned + 3, f"commit {number}: {world.report()}"  # what one worker holds
+        assert len(world.database.tasks) <= planned + 3, (
+            f"commit {number}: {world.report()}"
+        )  # the tasks that one worker holds

@@ -53,7 +53,7 @@ def _simulate_all(seeds: Sequence[int]) -> tuple[RunCounters, World]:
 
 @contextmanager
 def _rare_collections() -> Iterator[Callable[[], Any]]:
-    """A world is one large cycle: looking for garbage inside a living one takes a fifth of the time, and finds none."""
+    """Collect garbage rarely: a world is one large reference cycle, and searching it takes a fifth of the time."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -71,7 +71,7 @@ def test_nothing_bad_happens_and_every_job_ends(seeds: Sequence[int], request: p
     print(f"seeds {seeds[0]} to {seeds[-1]}: {total}")
     if request.config.getoption("--seed") is not None:
         print(world.report())
-    if len(seeds) == CHUNK:  # enough seeds for every kind of fault to have an effect
+    if len(seeds) == CHUNK:  # with so many seeds, every kind of fault has an effect
         assert total.fenced > 0
         assert total.late_reports > 0
         assert total.losses > 0
@@ -79,11 +79,11 @@ def test_nothing_bad_happens_and_every_job_ends(seeds: Sequence[int], request: p
 
 
 @pytest.mark.parametrize("seed", [0, 1, 6, 7])
-def test_a_seed_is_the_same_run_again(seed: int) -> None:
+def test_a_seed_reproduces_its_run(seed: int) -> None:
     assert simulate(seed).trace() == simulate(seed).trace()
 
 
-def test_a_seed_is_the_same_run_in_another_process() -> None:
+def test_a_seed_reproduces_its_run_in_another_process() -> None:
     code = "from tests.simulation.world import simulate; print(*(simulate(seed).trace() for seed in range(6)))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -96,12 +96,12 @@ def test_a_seed_is_the_same_run_in_another_process() -> None:
     assert done.stdout.split() == [simulate(seed).trace() for seed in range(6)]
 
 
-def test_other_seeds_are_other_runs() -> None:
+def test_different_seeds_have_different_runs() -> None:
     assert len({simulate(seed).trace() for seed in range(20)}) == 20
 
 
-def test_a_broker_that_is_away_for_a_minute_does_no_harm() -> None:
-    """Seeds whose broker is away from the beginning. Ids are sent again later, or were not needed."""
+def test_jobs_complete_although_the_broker_is_unavailable_for_a_minute() -> None:
+    """With these seeds the broker is unavailable from the beginning. Ids are sent later, or were not needed."""
     away = [seed for seed in range(0, 240, 3) if World(seed, Mode.LIVENESS).is_broker_away]
 
     total, world = _simulate_all(away)
@@ -118,8 +118,8 @@ def _any_owner_holds(ledger: MemoryLedger, owner_id: Any, claim: Any) -> bool:
     return bool(ledger.db.jobs[claim.job_id].status in ("pending", "running"))
 
 
-async def _sent_before_it_is_sent(ledger: MemoryLedger, limit: int, **_: Any) -> list[Any]:
-    """The message is deleted when it is claimed: a relay that dies, or a broker that is away, loses it."""
+async def _claim_and_delete_messages(ledger: MemoryLedger, limit: int, **_: Any) -> list[Any]:
+    """Delete messages when they are claimed: they are lost if the relay dies or the broker is unavailable."""
     claimed = await _claim_messages(ledger, limit, lease_seconds=1.0)
     await ledger.delete_messages(claimed)
     return claimed
@@ -129,11 +129,11 @@ def _every_lease_has_lapsed(_ledger: MemoryLedger, task: Task, _now: Any) -> boo
     return task.status is TaskStatus.RUNNING
 
 
-def _released_without_a_trace(ledger: MemoryLedger, jobs: Sequence[Job]) -> None:
-    """The next claim finds an owner that lives."""
+def _release_nothing(ledger: MemoryLedger, jobs: Sequence[Job]) -> None:
+    """Release no job: the next claim takes it from an owner that is alive."""
 
 
-def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
+def _unlimited_capacity(_ledger: MemoryLedger, _queue: str) -> None:
     return None
 
 
@@ -142,9 +142,9 @@ def _no_room_is_ever_short(_ledger: MemoryLedger, _queue: str) -> None:
     [
         ("_holds", _any_owner_holds),
         ("_is_lease_expired", _every_lease_has_lapsed),
-        ("_release", _released_without_a_trace),
-        ("_room", _no_room_is_ever_short),
-        ("claim_messages", _sent_before_it_is_sent),
+        ("_release", _release_nothing),
+        ("_free_capacity", _unlimited_capacity),
+        ("claim_messages", _claim_and_delete_messages),
     ],
 )
 def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_a_broken_ledger_is_detected(name: str, broken: Callable[..., Any], monk
 # The event loop
 
 
-def test_a_paused_process_continues_with_what_was_due() -> None:
+def test_a_paused_process_continues_with_the_timers_that_are_due() -> None:
     loop, calls = VirtualTimeLoop(Random(0)), []
     lane = loop.lane("frozen")
 
@@ -179,7 +179,7 @@ def test_a_paused_process_continues_with_what_was_due() -> None:
     assert calls == [1.0, 11.5, 12.5]
 
 
-def test_a_process_that_was_killed_never_runs_again() -> None:
+def test_a_killed_process_never_runs_again() -> None:
     loop, calls = VirtualTimeLoop(Random(0)), []
     lane = loop.lane("killed")
 
@@ -203,7 +203,7 @@ def test_a_process_that_was_killed_never_runs_again() -> None:
     assert calls == ["alive", "alive", "over", "buried"]
 
 
-def test_the_seed_decides_which_process_goes_first() -> None:
+def test_the_seed_decides_which_process_runs_first() -> None:
     def order(seed: int) -> str:
         loop, calls = VirtualTimeLoop(Random(seed)), []
 
@@ -223,6 +223,6 @@ def test_the_seed_decides_which_process_goes_first() -> None:
     assert len({order(seed) for seed in range(20)}) > 5
 
 
-def test_a_simulation_without_any_event_is_detected() -> None:
+def test_a_simulation_in_which_everything_waits_is_detected() -> None:
     with pytest.raises(Deadlock):
         VirtualTimeLoop(Random(0)).run(asyncio.Event().wait())

@@ -1,6 +1,6 @@
 """Users of the platform: each submits a job, may cancel it, and may run it again.
 
-Their calls have the same faults as those of processes, and are repeated until there is an answer.
+Their calls have the same faults as those of processes, and are repeated until there is a response.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class SimulatedUser:
         self._ledger: Any = FaultyLedger(world, lane, is_user=True)
         self._name = f"from-{lane.name}"
 
-    async def live(self) -> None:
+    async def run(self) -> None:
         if self._world.single_fault is not None:
             await self._submit()
             return
@@ -58,17 +58,17 @@ class SimulatedUser:
             )
             return self._ledger.create_once(job, "the same")
 
-        job_id: UUID = await self._until_answered(create)
+        job_id: UUID = await self._until_success(create)
         self._world.acknowledged[self._name] = job_id
         return job_id
 
     async def _send(self) -> UUID:
         """Put a message into the queue of submissions, and repeat it until it is acknowledged."""
         body = {"workflow_id": self._workflow.workflow_id, "input_params": {}}
-        await self._until_answered(lambda: self._ledger.enqueue_message(self._name, "dag-jobs", body))
+        await self._until_success(lambda: self._ledger.enqueue_message(self._name, "dag-jobs", body))
         self._world.acknowledged[self._name] = None
-        if self._random.random() < 0.3:  # a producer that sends it twice
-            await self._until_answered(lambda: self._ledger.enqueue_message(self._name, "dag-jobs", body))
+        if self._random.random() < 0.3:  # some producers send it twice
+            await self._until_success(lambda: self._ledger.enqueue_message(self._name, "dag-jobs", body))
         while True:
             for job in self._world.database.jobs.values():
                 if job.message_id == self._name:
@@ -76,7 +76,7 @@ class SimulatedUser:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _run_again(self, job_id: UUID) -> None:
-        """After the job has ended, if it ends while there are faults."""
+        """Run the job again, if it ends while there are still faults."""
         while self._world.database.jobs[job_id].status not in JOB_TERMINAL:
             if not self._world.has_faults:
                 return
@@ -98,11 +98,11 @@ class SimulatedUser:
 
     async def _limit_the_queue(self) -> None:
         most = self._random.choice((1, 2))
-        await self._until_answered(lambda: self._ledger.set_queue(QUEUE, max_running=most))
+        await self._until_success(lambda: self._ledger.set_queue(QUEUE, max_running=most))
         if self._random.random() < 0.3:
-            await self._until_answered(lambda: self._ledger.set_queue(QUEUE, is_paused=True))
+            await self._until_success(lambda: self._ledger.set_queue(QUEUE, is_paused=True))
             await asyncio.sleep(3 * self._random.random())
-            await self._until_answered(lambda: self._ledger.set_queue(QUEUE, is_paused=False))
+            await self._until_success(lambda: self._ledger.set_queue(QUEUE, is_paused=False))
 
     async def _once(self, create: Callable[[], Awaitable[Any]]) -> None:
         """The call is not repeated after an error."""
@@ -111,7 +111,7 @@ class SimulatedUser:
         except (Conflict, NotFound, Unavailable):
             return
 
-    async def _until_answered(self, create: Callable[[], Awaitable[Any]]) -> Any:
+    async def _until_success(self, create: Callable[[], Awaitable[Any]]) -> Any:
         while True:
             try:
                 return await create()

@@ -1,4 +1,4 @@
-"""An event loop on which processes of a simulation live, each in a lane of its own.
+"""An event loop that runs the processes of a simulation, each in its own lane.
 
 Time is virtual: it jumps to the next timer when nothing is left to do. Which lane runs next is drawn from a seeded
 Random, so that every interleaving of the awaits of different processes is possible, and a seed reproduces it. A lane
@@ -42,7 +42,7 @@ class Lane:
 
 
 class VirtualTimeLoop(asyncio.AbstractEventLoop):
-    """As much of an event loop as coroutines without files, threads and sockets need."""
+    """The part of an event loop that coroutines without files, threads and sockets need."""
 
     def __init__(self, random: Random, *, most_steps: int = 10**9, closing: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0
@@ -90,7 +90,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
         if len(lane.ready) == 1 and lane.is_runnable:
             self._runnable.append(lane)
 
-    # What asyncio asks of a loop
+    # The interface of an asyncio loop
 
     def time(self) -> float:
         return self.now + self._running.clock_offset
@@ -147,14 +147,14 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
     # Running
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Until this coroutine, which belongs to no process, has ended. Then end all others."""
+        """Run until this coroutine, which belongs to no process, has ended. Then end all others."""
         events._set_running_loop(self)
         try:
             main = self.create_task(coroutine)
             while not main.done():
                 self._step()
                 if self.steps > self._most_steps:
-                    raise Deadlock(f"{self.steps} steps, and no end: a loop never waits")
+                    raise Deadlock(f"{self.steps} steps without an end: a loop never waits")
             return main.result()
         finally:
             self._closing()
@@ -181,7 +181,7 @@ class VirtualTimeLoop(asyncio.AbstractEventLoop):
             self._running = self.outside
 
     def _wake_timers(self) -> None:
-        """Those that are due; if no task has anything to do, time passes until the next is."""
+        """Run the timers that are due; if no lane can run, let time pass until the next timer."""
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)

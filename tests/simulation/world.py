@@ -65,15 +65,15 @@ from tests.simulation.users import SimulatedUser
 from tests.simulation.virtual_loop import LANE, Deadlock, Lane, VirtualTimeLoop
 
 FAULTY_SECONDS = 20.0
-BROKER_AWAY_SECONDS = 60.0
-RECOVERY_SECONDS = 200.0  # virtual: retries, waits and timeouts of a whole chain may be left, and take some 60
-_AFTERMATH_SECONDS = 2.0  # in which late processes may still try to write
-_LONG_AFTERMATH_SECONDS = 10.0  # in some runs: what is not reported by then never will be
-_MAX_STEPS = 40_000  # some fifty times what a run takes
+BROKER_OUTAGE_SECONDS = 60.0
+RECOVERY_SECONDS = 200.0  # in virtual time; the remaining retries, delays and timeouts of a chain may take about 60
+_AFTERMATH_SECONDS = 2.0  # the time in which late processes may still try to write
+_LONG_AFTERMATH_SECONDS = 10.0  # in some runs; a task that is not reported by then never will be
+_MAX_STEPS = 40_000  # about fifty times the steps of a run
 _TRACED_STEPS = 120
 _LOOSE_CLOCK = 1e5
 _CASES = 400
-_NO_ANSWER: Any = object()  # None is an answer too
+_NO_ANSWER: Any = object()  # None is a valid response
 
 
 class Mode(StrEnum):
@@ -116,7 +116,7 @@ def short_intervals() -> Settings:
 
 @cache
 def generated_case(workflow_id: str, number: int) -> Case:
-    """One of a set of workflows with their scripts: generated once, and used again with other faults."""
+    """One of a fixed set of workflows with scripts. Each is generated once, and used with different faults."""
     random = Random(number)
     case = make_case(SeededDice(random), 3, workflow_id)
     if random.random() < 0.15:
@@ -146,7 +146,7 @@ class World:
         self.settings = short_intervals()
         self.loop = VirtualTimeLoop(self.random, most_steps=_MAX_STEPS, closing=self._close)
         self.delivery = MessageDelivery(self)
-        # In every third run, a relay sends the ids of tasks to a broker; in some of them it is away for a minute.
+        # In every third run, a relay sends the ids of tasks to a broker, which is sometimes unavailable for a minute.
         self.has_broker = single_fault is None and seed % 3 == 0
         self._broker_leaves_at = Random(f"{seed}/broker").choice((1e9, 0.0, 5.0, 15.0))
         self.sent: set[str] = set()  # ids of tasks that the broker has acknowledged
@@ -179,15 +179,15 @@ class World:
             cases[case.workflow.workflow_id] = case
         return cases
 
-    # Questions of processes
+    # State that processes read
 
     def clock(self) -> datetime:
-        """The server's."""
+        """The clock of the server."""
         return START + timedelta(seconds=self.loop.now)
 
     @property
     def is_broker_away(self) -> bool:
-        return self._broker_leaves_at <= self.loop.now < self._broker_leaves_at + BROKER_AWAY_SECONDS
+        return self._broker_leaves_at <= self.loop.now < self._broker_leaves_at + BROKER_OUTAGE_SECONDS
 
     def case_of(self, job_id: UUID) -> Case:
         return self.cases[self.database.jobs[job_id].workflow_id]
@@ -206,7 +206,7 @@ class World:
 
     @property
     def calm_seconds(self) -> float:
-        """Since the faults have stopped."""
+        """Seconds since the faults have stopped, or -1."""
         return -1.0 if self._faults_ended_at is None else self.loop.now - self._faults_ended_at
 
     def alive_names(self) -> set[str]:
@@ -248,7 +248,7 @@ class World:
             self._start_worker()
         for number, workflow_id in enumerate(self.cases):
             lane = self.loop.lane(f"user-{number}")
-            self._users.append(self.loop.start(lane, SimulatedUser(self, lane, workflow_id).live()))
+            self._users.append(self.loop.start(lane, SimulatedUser(self, lane, workflow_id).run()))
         nemesis = self.loop.start(self.loop.lane("nemesis"), self._disrupt_at_random())
         if self.single_fault is not None:
             nemesis.cancel()
@@ -393,25 +393,25 @@ class World:
     def _pause(self, lane: Lane, seconds: float) -> None:
         if lane.is_paused or self.is_over:
             return
-        self.record(lane, f"stands still for {seconds:.1f} s")
+        self.record(lane, f"is paused for {seconds:.1f} s")
         self.loop.pause(lane)
         self.later(seconds, self._resume, lane)
 
     def _resume(self, lane: Lane) -> None:
         if not lane.is_dead and lane.is_paused:
-            self.record(lane, "goes on")
+            self.record(lane, "continues")
             self.loop.resume(lane)
 
     def _jump(self, lane: Lane) -> None:
         lane.clock_offset += self.random.choice((0.5, 10.0, 3600.0))
-        self.record(lane, "finds its clock ahead")
+        self.record(lane, "has a clock that jumps ahead")
 
-    def _cut_off(self, seconds: float) -> None:
+    def _start_outage(self, seconds: float) -> None:
         self.is_away = True
-        self.record(self.loop.outside, f"the database is away for {seconds:.1f} s")
-        self.later(seconds, self._put_back)
+        self.record(self.loop.outside, f"the database is unavailable for {seconds:.1f} s")
+        self.later(seconds, self._end_outage)
 
-    def _put_back(self) -> None:
+    def _end_outage(self) -> None:
         self.is_away = False
 
     def _stop(self, actor: Actor) -> None:
@@ -425,7 +425,7 @@ class World:
             await asyncio.sleep(self.random.expovariate(1 / self.profile.gap_seconds))
             disruption = self.random.choices(disruptions, weights)[0]
             if disruption == "outage":
-                self._cut_off(self.random.choice((0.5, 3.0, 9.0)) * self.random.random())
+                self._start_outage(self.random.choice((0.5, 3.0, 9.0)) * self.random.random())
             elif self.actors:
                 self._disrupt(disruption, self._random_actor())
 
@@ -463,7 +463,7 @@ class World:
         for line in self._lines(len(self.steps_taken)):
             digest.update(line.encode())
         for job_id in self.database.jobs:
-            digest.update(KitJob.of(self.database, job_id).story().encode())
+            digest.update(KitJob.of(self.database, job_id).transcript().encode())
         return digest.hexdigest()
 
     def _lines(self, last: int) -> list[str]:
@@ -476,12 +476,12 @@ class World:
         lines = [f"seed {self.seed} in {self.mode} mode:", *(f"  {each}" for each in self.violations[:20]), ""]
         lines += [f"repeat it: pytest tests/simulation --seed {self.seed}", f"faults: {self.profile}", ""]
         lines += self._lines(_TRACED_STEPS)
-        lines += ["", *(KitJob.of(self.database, job_id).story() for job_id in self.database.jobs)]
+        lines += ["", *(KitJob.of(self.database, job_id).transcript() for job_id in self.database.jobs)]
         return "\n".join(lines)
 
 
 def _shown(answer: Any) -> str:
-    """Sets in order: their own order differs between processes."""
+    """The text of a response. Sets are sorted, because their order differs between processes."""
     return f"{{{', '.join(sorted(map(repr, answer)))}}}" if isinstance(answer, set | frozenset) else str(answer)
 
 

@@ -1,4 +1,4 @@
-"""Collections carry what their items share, and the extent of all."""
+"""Collections have the fields that their items share, and the extent of all items."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from tests.stac.documents import DATASET, HOST, PALETTE, a_collection, an_item, 
 pytestmark = pytest.mark.requirement("C1")
 
 
-def test_the_model_collection_is_valid():
+def test_the_example_collection_is_valid():
     document = a_collection()
 
     assert problems(document) == []
@@ -31,7 +31,7 @@ def test_the_model_collection_is_valid():
     assert document["platform:id"] == "ddh"
 
 
-def test_item_assets_hold_what_is_common_and_no_address():
+def test_item_assets_contain_common_fields_and_no_address():
     asset = a_collection()["item_assets"]["data"]
 
     assert asset["bands"][0]["data_type"] == "float32"
@@ -39,14 +39,14 @@ def test_item_assets_hold_what_is_common_and_no_address():
     assert not {"statistics", "raster:histogram"} & asset["bands"][0].keys()
 
 
-def test_pystac_gives_back_what_it_was_given():
+def test_documents_are_unchanged_by_pystac():
     document = a_collection()
 
     assert pystac.Collection.from_dict(document).to_dict(transform_hrefs=False) == document
     assert json.loads(json.dumps(document, allow_nan=False)) == document
 
 
-def test_the_interval_is_around_all_items():
+def test_the_interval_includes_all_items():
     items = [
         an_item(when=When(datetime(2021, 5, 1, tzinfo=UTC))),
         an_item(),
@@ -68,7 +68,7 @@ def test_the_extent_of_the_whole_collection_can_be_given():
     assert problems(document) == []
 
 
-def test_a_collection_of_classes_lists_them():
+def test_a_collection_with_classes_lists_them():
     band = BandFacts("uint8", color="palette", nodata=0, palette=PALETTE)
     items = [an_item(cog=cog(facts(band), raster_type="categorical", statistics=[None]))]
 
@@ -78,14 +78,14 @@ def test_a_collection_of_classes_lists_them():
     assert problems(document) == []
 
 
-def test_without_a_tile_server_no_map_links_are_declared():
+def test_the_map_links_extension_is_not_declared_without_a_tile_server():
     document = a_collection(links=Links(collection=f"{HOST}/stac/collections/wellington-dem"))
 
     assert not any("web-map-links" in address for address in document["stac_extensions"])
     assert problems(document) == []
 
 
-def test_a_dataset_without_metadata_still_makes_a_collection():
+def test_a_dataset_without_metadata_has_a_valid_collection():
     document = a_collection(
         dataset=replace(DATASET, title=None, description=None, keywords=(), providers=(), license="other")
     )
@@ -94,7 +94,7 @@ def test_a_dataset_without_metadata_still_makes_a_collection():
     assert problems(document) == []
 
 
-def test_bad_collections_are_refused():
+def test_invalid_collections_are_refused():
     with pytest.raises(InvalidRequest, match="at least one item"):
         a_collection(items=[])
     with pytest.raises(InvalidRequest, match="cannot be published"):

@@ -1,4 +1,4 @@
-"""What the pages on mosaics and STAC show is what happens."""
+"""The examples on the pages about mosaics and STAC have the results that are shown."""
 
 import doctest
 from pathlib import Path
@@ -20,7 +20,7 @@ def test_the_examples_of_a_page_are_valid(page, tmp_path, monkeypatch):
     write(tmp_path / "dem.tif", heights, transform=Affine(0.001, 0, 10, 0, -0.001, 50))
     monkeypatch.chdir(tmp_path)
 
-    # A fence would count as output that is expected.
+    # doctest would take the closing fence of a code block as expected output.
     text = "\n".join("" if line.startswith("```") else line for line in (PAGES / page).read_text().splitlines())
     examples = doctest.DocTestParser().get_doctest(text, {}, page, page, 0)
     messages: list[str] = []

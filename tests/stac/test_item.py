@@ -1,4 +1,4 @@
-"""Items contain what was measured and what was given, and nothing else."""
+"""Items contain measured values and given metadata, and nothing else."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def data_of(document):
     return document["assets"]["data"]
 
 
-def test_the_model_item_is_valid():
+def test_the_example_item_is_valid():
     document = an_item()
 
     assert problems(document) == []
@@ -46,17 +46,17 @@ def test_the_model_item_is_valid():
     assert {link["rel"]: link.get("render") for link in document["links"]}["xyz"] == "default"
 
 
-def test_an_item_is_plain_json_and_always_the_same():
+def test_an_item_is_plain_json_and_deterministic():
     one, other = an_item(), an_item()
 
     assert json.dumps(one, allow_nan=False) == json.dumps(other, allow_nan=False)
     assert json.loads(json.dumps(one)) == one
 
 
-def test_pystac_gives_back_what_it_was_given():
+def test_documents_are_unchanged_by_pystac():
     document = an_item()
 
-    read = pystac.Item.from_dict(document, migrate=False)  # it would remove `proj:epsg`
+    read = pystac.Item.from_dict(document, migrate=False)  # the migration of pystac would remove `proj:epsg`
 
     assert read.to_dict(transform_hrefs=False) == document
     assert read.common_metadata.start_datetime == datetime(2024, 1, 1, tzinfo=UTC)
@@ -74,7 +74,7 @@ def test_a_new_revision_replaces_the_item():
     )
 
 
-def test_a_tile_has_its_own_id_and_the_renders_of_the_whole():
+def test_a_tile_has_its_own_id_and_the_renders_of_the_whole_dataset():
     whole = {"default": {"assets": ["data"], "rescale": [[0, 100]]}}
 
     document = an_item(tile="r003c012", shown_as=whole)
@@ -84,7 +84,7 @@ def test_a_tile_has_its_own_id_and_the_renders_of_the_whole():
     assert problems(document) == []
 
 
-def test_an_item_has_a_moment_or_an_interval():
+def test_an_item_has_a_datetime_or_an_interval():
     moment = an_item(when=When(datetime(2024, 5, 1, 10, tzinfo=UTC), basis="acquisition"))["properties"]
     interval = an_item()["properties"]
 
@@ -108,7 +108,7 @@ def test_an_item_of_one_day_has_a_datetime_and_its_interval(text):
 
 
 @pytest.mark.parametrize("text", ["2024-07", "2024", "2024-07-01/2024-07-02", "1970-01-01"])
-def test_an_item_of_more_than_a_day_has_an_interval_only(text):
+def test_an_item_of_more_than_a_day_has_only_an_interval(text):
     document = an_item(when=parse_when(text))
 
     assert document["properties"]["datetime"] is None
@@ -138,7 +138,7 @@ def test_bands_have_the_names_that_older_readers_use():
     assert problems(document) == []
 
 
-def test_only_what_is_used_is_declared():
+def test_only_extensions_that_are_used_are_declared():
     document = an_item(published=None, links=Links(collection=LINKS.collection), platform=None, thumbnail=None)
 
     names = [address.split("/")[3] for address in document["stac_extensions"]]
@@ -149,7 +149,7 @@ def test_only_what_is_used_is_declared():
 @pytest.mark.parametrize(
     ("value", "written"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf"), (-9999.0, -9999), (0.5, 0.5)]
 )
-def test_numbers_that_json_does_not_have_are_strings(value, written):
+def test_nan_and_infinity_are_strings(value, written):
     document = an_item(cog=cog(facts(BandFacts("float32", nodata=value)), statistics=[statistics()]))
 
     assert number(value) == written
@@ -158,7 +158,7 @@ def test_numbers_that_json_does_not_have_are_strings(value, written):
     assert problems(document) == []
 
 
-def test_bands_keep_what_the_file_says_of_them():
+def test_bands_keep_the_metadata_of_the_file():
     band = BandFacts("int16", description="depth", unit="cm", scale=0.1, offset=-5.0, bits=12, nodata=-1.0)
 
     document = an_item(cog=cog(facts(band, is_point=True), band_names=["rp100"]))
@@ -202,7 +202,7 @@ def test_resolution_is_in_metres(crs, transform, metres):
     assert resolution_metres(given) == pytest.approx(metres, rel=1e-3)
 
 
-def test_a_crs_without_a_code_comes_as_wkt():
+def test_a_crs_without_a_code_is_given_as_wkt():
     wkt = (
         'PROJCS["mine",GEOGCS["WGS 84",DATUM["WGS_1984",SPHEROID["WGS 84",6378137,298.257223563]],'
         'PRIMEM["Greenwich",0],UNIT["degree",0.0174532925199433]],PROJECTION["Transverse_Mercator"],PARAMETER["central_meridian",7],UNIT["metre",1]]'
@@ -247,7 +247,7 @@ def test_a_crs_without_a_code_comes_as_wkt():
         ("unknown", (BandFacts("float32"), BandFacts("float32")), {"bidx": [1], "rescale": [[14.63, 64.07]]}),
     ],
 )
-def test_each_kind_of_raster_is_shown_in_its_way(kind, bands, expected):
+def test_the_default_render_depends_on_the_type_of_the_raster(kind, bands, expected):
     given = cog(facts(*bands), raster_type=kind)
 
     [default] = renders(given).values()
@@ -286,13 +286,13 @@ def test_a_palette_becomes_a_colormap_and_classes():
         (replace(statistics(0, 9), percentiles={2: 3.0, 98: 3.0}), [[0, 9]]),
     ],
 )
-def test_there_is_always_a_range_to_show(given, expected):
+def test_a_constant_band_has_a_value_range_to_display(given, expected):
     ranges = renders(cog(facts(BandFacts("uint16")), statistics=[given]))
 
     assert ranges["default"]["rescale"] == expected
 
 
-# What must not be published
+# Content that must not be published
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_addresses_that_are_not_public_are_refused(href):
         assert "secret" not in str(refused.value)
 
 
-def test_an_item_may_have_paths_of_the_server_that_serves_it():
+def test_an_item_can_have_paths_relative_to_its_server():
     links = replace(
         LINKS,
         collection="/stac/collections/roads",
@@ -343,7 +343,7 @@ def test_an_item_may_have_paths_of_the_server_that_serves_it():
     assert problems(item) == []
 
 
-def test_ids_and_checksums_have_their_form():
+def test_malformed_ids_and_checksums_are_refused():
     assert item_id("roads", 0) == "roads-v0"
     for wrong in (
         lambda: Dataset("Two Words"),
@@ -387,7 +387,7 @@ def test_the_item_of_a_real_raster_agrees_with_its_pixels(tmp_path):
     assert np.isclose(document["properties"]["gsd"], 89, atol=3)
 
 
-def test_processing_is_described_as_it_was():
+def test_the_processing_is_described():
     properties = an_item()["properties"]
 
     assert properties["processing:datetime"] == properties["updated"] == PROCESSED.isoformat().replace("+00:00", "Z")

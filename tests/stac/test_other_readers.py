@@ -1,4 +1,4 @@
-"""Items are read by programs that others wrote, which know nothing about this project."""
+"""Items can be read by stackstac and odc-stac, without configuration for this project."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ import pytest
 import rasterio
 import stackstac
 
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.testing.trial import JOB_ID, run_handler
 from tests.raster.rasters import hills, write_raster
 
@@ -35,7 +35,7 @@ def _item(
     bronze.mkdir(parents=True)
     write_raster(bronze / "dem.tif", values, nodata=-9999)
     when = {"when": {"start": "2024-05-01T00:00:00Z"}, "processed_at": "2024-06-01T00:00:00Z"}
-    about = {"dataset_id": own_dataset_id(JOB_ID), **when, **described}
+    about = {"dataset_id": job_dataset_id(JOB_ID), **when, **described}
     source = {"blob_name": "dem.tif", "raster_type": "dem"}
     trial = run_handler("raster.create_cog", {"source": source, "about": about, "target_crs": target_crs})
     assert trial.error is None, trial.error
@@ -43,14 +43,14 @@ def _item(
     return {**json.loads(text.replace('"/files/silver', f'"{folder}/silver')), "links": []}
 
 
-def test_stackstac_reads_the_pixels_of_an_item_that_is_a_dictionary(item):
+def test_stackstac_reads_an_item_given_as_a_dictionary(item):
     stack = stackstac.stack([item], assets=["data"], snap_bounds=False)
 
     _check(stack, item)
 
 
-def test_stackstac_reads_the_pixels_of_an_item_of_pystac_that_has_its_epsg_again(item):
-    """pystac removes `proj:epsg`, without which stackstac does not know where the pixels are."""
+def test_stackstac_reads_a_pystac_item_whose_epsg_code_is_restored(item):
+    """pystac removes `proj:epsg`, which stackstac needs to locate the pixels."""
     read = pystac.Item.from_dict(item)
 
     read.properties["proj:epsg"] = int(read.properties["proj:code"].removeprefix("EPSG:"))
@@ -59,7 +59,7 @@ def test_stackstac_reads_the_pixels_of_an_item_of_pystac_that_has_its_epsg_again
     _check(stack, item)
 
 
-def test_stackstac_resamples_an_item_of_pystac_if_only_the_crs_is_given(item):
+def test_stackstac_resamples_a_pystac_item_if_only_the_crs_is_given(item):
     read = pystac.Item.from_dict(item)
 
     stack = stackstac.stack([read], assets=["data"], epsg=int(read.properties["proj:code"].removeprefix("EPSG:")))
@@ -69,7 +69,7 @@ def test_stackstac_resamples_an_item_of_pystac_if_only_the_crs_is_given(item):
 
 
 def test_odc_stac_loads_the_bands_of_an_item_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """It knows the CRS, the grid and the names from the item, and needs no configuration."""
+    """odc-stac reads CRS, grid and band names from the item, and needs no configuration."""
     values = np.stack([hills(90, 120), hills(90, 120, 1000.0, 2000.0)])
     item = _item(tmp_path, monkeypatch, values, "EPSG:32633", band_names=["red", "nir"])
 
@@ -85,7 +85,7 @@ def test_odc_stac_loads_the_bands_of_an_item_by_their_names(tmp_path: Path, monk
 
 
 def _check(stack: Any, item: dict[str, Any]) -> None:
-    """It has the CRS, the pixels and their places of the file."""
+    """Check that the loaded array has the CRS, the pixels and the coordinates of the file."""
     with rasterio.open(item["assets"]["data"]["href"]) as dataset:
         expected = dataset.read(1, masked=True).filled(np.nan)
         crs, bounds = dataset.crs, dataset.bounds

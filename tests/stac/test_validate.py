@@ -18,7 +18,7 @@ MISSING = object()
 
 
 def changed(document, path, value):
-    """A copy with one field changed, added, or (GONE) taken away."""
+    """A copy with one field changed, added, or (MISSING) removed."""
     document = copy.deepcopy(document)
     *way, last = [int(step) if step.isdigit() else step for step in path.split("/")]
     place = document
@@ -38,7 +38,7 @@ def codes(document):
 
 
 def test_versions_of_extensions_that_earlier_releases_wrote_are_accepted():
-    """Their items are registered by jobs that they began. 7add226 wrote projection 2.0."""
+    """Jobs that such a release started register their items after an upgrade. One release wrote projection 2.0."""
     extensions = [EXTENSIONS["projection"].replace("v1.2.0", "v2.0.0"), *an_item()["stac_extensions"][1:]]
 
     assert problems({**an_item(), "stac_extensions": extensions}) == []
@@ -50,14 +50,14 @@ RENDER = "properties/renders/default"
 LAST = {"rel": "xyz", "type": "image/png", "href": f"{HOST}/{{z}}/{{x}}/{{y}}"}
 
 ITEM_MISTAKES = {
-    # what the schemas of STAC see
+    # mistakes that the schemas of STAC detect
     "no geometry": ("geometry", MISSING, "schema"),
     "no bbox": ("bbox", MISSING, "schema"),
     "datetime null without a range": ("properties/end_datetime", MISSING, "schema"),
     "a naive time": ("properties/start_datetime", "2024-01-01T00:00:00", "schema"),
-    "links are no list": ("links", {}, "schema"),
-    "an asset is no object": ("assets/data", "x", "schema"),
-    "properties are no object": ("properties", [], "schema"),
+    "links are not a list": ("links", {}, "schema"),
+    "an asset is not an object": ("assets/data", "x", "schema"),
+    "properties are not an object": ("properties", [], "schema"),
     "old stac version": ("stac_version", "1.0.0", "version-of-stac"),
     # extensions
     "proj:epsg differs from proj:code": ("properties/proj:epsg", 3857, "projection"),
@@ -66,17 +66,17 @@ ITEM_MISTAKES = {
     "raster:bands": ("assets/data/raster:bands", [{}], "known-fields"),
     "file:bits": ("assets/data/file:bits", 3, "known-fields"),
     "renders outside properties": ("renders", {}, "known-fields"),
-    "an extension used and not declared": ("stac_extensions", [EXTENSIONS["file"]], "declared-extensions"),
-    "an extension declared and not used": ("stac_extensions/8", EXTENSIONS["classification"], "declared-extensions"),
+    "an extension is used and not declared": ("stac_extensions", [EXTENSIONS["file"]], "declared-extensions"),
+    "an extension is declared and not used": ("stac_extensions/8", EXTENSIONS["classification"], "declared-extensions"),
     "an old version of an extension": (
         "stac_extensions/0",
         "https://stac-extensions.github.io/projection/v1.1.0/schema.json",
         "declared-extensions",
     ),
     "proj:code is a number": ("properties/proj:code", "4326", "projection"),
-    "proj:shape is not whole": ("assets/data/proj:shape", [24, 60.5], "projection"),
+    "proj:shape is not an integer": ("assets/data/proj:shape", [24, 60.5], "projection"),
     "proj:shape is flipped": ("assets/data/proj:shape", [60, 24], "projection"),
-    "proj:transform is short": ("assets/data/proj:transform", [1, 2, 3], "projection"),
+    "proj:transform is too short": ("assets/data/proj:transform", [1, 2, 3], "projection"),
     "proj:transform is in GDAL's order": (
         "assets/data/proj:transform",
         [174.0, 0.001, 0.0, -41.0, 0.0, -0.001],
@@ -97,44 +97,44 @@ ITEM_MISTAKES = {
     "a nodata that is text": (f"{BAND}/nodata", "-9999", "nodata"),
     "a nodata that is NaN": (f"{BAND}/nodata", math.nan, "plain-json"),
     "a statistic that is NaN": (f"{BAND}/statistics/mean", math.nan, "statistics"),
-    "nodata was counted": (f"{BAND}/statistics/minimum", -9999, "statistics"),
+    "statistics include nodata": (f"{BAND}/statistics/minimum", -9999, "statistics"),
     "a mean outside the range": (f"{BAND}/statistics/mean", 100, "statistics"),
     "an impossible deviation": (f"{BAND}/statistics/stddev", 40, "statistics"),
     "percent above hundred": (f"{BAND}/statistics/valid_percent", 101, "statistics"),
     "values that the type cannot hold": (f"{BAND}/data_type", "int8", "nodata"),
-    "buckets that do not add up": (f"{BAND}/raster:histogram/buckets", [1, 2, 3, 4], "statistics"),
+    "buckets whose sum is wrong": (f"{BAND}/raster:histogram/buckets", [1, 2, 3, 4], "statistics"),
     "a wrong number of buckets": (f"{BAND}/raster:histogram/count", 5, "statistics"),
     "two buckets": (f"{BAND}/raster:histogram/buckets", [576, 576], "statistics"),
     "a histogram that is too short": (f"{BAND}/raster:histogram/max", 50, "statistics"),
-    "a checksum that is no multihash": ("assets/data/file:checksum", SHA, "files"),
+    "a checksum that is not a multihash": ("assets/data/file:checksum", SHA, "files"),
     "no checksum": ("assets/data/file:checksum", MISSING, "files"),
     "a size that is text": ("assets/data/file:size", "12", "files"),
     "a header larger than its file": ("assets/data/file:header_size", 10**9, "files"),
     "no render": ("properties/renders", MISSING, "renders"),
     "a flat rescale": (f"{RENDER}/rescale", [0, 100], "renders"),
-    "a rescale upside down": (f"{RENDER}/rescale", [[100, 0]], "renders"),
+    "a rescale with minimum and maximum swapped": (f"{RENDER}/rescale", [[100, 0]], "renders"),
     "two rescales for one band": (f"{RENDER}/rescale", [[0, 1], [0, 1]], "renders"),
     "a render of another asset": (f"{RENDER}/assets", ["visual"], "renders"),
-    "a band that is not there": (f"{RENDER}/bidx", [2], "renders"),
+    "a band that does not exist": (f"{RENDER}/bidx", [2], "renders"),
     "an unknown resampling": (f"{RENDER}/resampling", "smooth", "renders"),
     "a render with nodata NaN": (f"{RENDER}/nodata", "NaN", "renders"),
     "a colormap that is a list": (f"{RENDER}/colormap", [], "renders"),
-    "a map link without axes": ("links/8/href", f"{HOST}/tiles", "map-links"),
-    "a map link to no render": ("links/8/render", "other", "map-links"),
+    "a map link without placeholders": ("links/8/href", f"{HOST}/tiles", "map-links"),
+    "a map link to an unknown render": ("links/8/render", "other", "map-links"),
     "a subdomain without servers": ("links/8/href", "https://{s}.example.org/{z}/{x}/{y}", "map-links"),
     "a map link without a type": ("links/8/type", MISSING, "map-links"),
     "a version that is a number": ("properties/version", 1, "version"),
     "deprecated is text": ("properties/deprecated", "no", "version"),
     "software without versions": ("properties/processing:software", {"gdal": 3.1}, "processing"),
     "no lineage": ("properties/processing:lineage", MISSING, "processing"),
-    # what no schema sees
+    # mistakes that no schema detects
     "a deprecated word for the licence": ("properties/license", "proprietary", "license"),
     "no licence": ("properties/license", MISSING, "license"),
     "an unknown role": ("properties/providers/0/roles", ["owner"], "providers"),
     "a box that is flipped": ("bbox", [-41.024, 174.0, -41.0, 174.06], "bbox"),
-    "a box of something else": ("bbox", [0, 0, 1, 1], "bbox"),
-    "a box of three": ("bbox", [174.0, -41.024, 174.06], "bbox"),
-    "a path of ours": ("assets/data/href", "/vsiaz/silver/dem.tif", "public-addresses"),
+    "a box that does not match the geometry": ("bbox", [0, 0, 1, 1], "bbox"),
+    "a box of three numbers": ("bbox", [174.0, -41.024, 174.06], "bbox"),
+    "an internal path": ("assets/data/href", "/vsiaz/silver/dem.tif", "public-addresses"),
     "a signed address": ("assets/data/href", f"{HOST}/dem.tif?sv=1&sig=x", "public-addresses"),
     "a relative address": ("assets/thumbnail/href", "./thumbnail.png", "public-addresses"),
     "credentials": ("links/0/href", "https://a:b@data.example.org/stac", "public-addresses"),
@@ -145,19 +145,19 @@ ITEM_MISTAKES = {
     "a sentinel": ("properties/datetime", "1970-01-01T00:00:00Z", "honest-datetime"),
     "the year one": ("properties/start_datetime", "0001-01-01T00:00:00Z", "honest-datetime"),
     "the time of processing": ("properties/datetime", "2026-03-04T05:06:07Z", "honest-datetime"),
-    "an interval upside down": ("properties/end_datetime", "2023-01-01T00:00:00Z", "honest-datetime"),
+    "an interval with start and end swapped": ("properties/end_datetime", "2023-01-01T00:00:00Z", "honest-datetime"),
     "another zone": ("properties/updated", "2026-03-04T05:06:07+00:00", "times"),
     "a day that does not exist": ("properties/created", "2026-02-30T00:00:00Z", "times"),
     "updated before created": ("properties/updated", "2020-01-01T00:00:00Z", "order-of-times"),
     "too many decimals": ("geometry/coordinates/0/0/0", 174.00000001, "geometry"),
     "latitude first": ("geometry/coordinates/0/1", [-41.024, 174.06], "geometry"),
     "an open ring": ("geometry/coordinates/0/4", [174.0, -41.01], "geometry"),
-    "the wrong way around": (
+    "a ring in the wrong direction": (
         "geometry/coordinates/0",
         [[174.0, -41.024], [174.0, -41.0], [174.06, -41.0], [174.06, -41.024], [174.0, -41.024]],
         "geometry",
     ),
-    "a jump over the antimeridian": (
+    "a ring across the antimeridian": (
         "geometry/coordinates/0",
         [[179.0, -41.0], [-179.0, -41.5], [-179.0, -40.0], [179.0, -41.0]],
         "geometry",
@@ -177,15 +177,15 @@ ITEM_MISTAKES = {
     "a revision of zero": ("properties/dagmaster:revision", 0, "our-fields"),
     "an ordinal that is text": ("properties/dagmaster:version_ordinal", "1", "our-fields"),
     "a source checksum without prefix": ("properties/dagmaster:source_checksum", SHA, "our-fields"),
-    "a checksum of several without prefix": ("properties/dagmaster:sources", [{"checksum": SHA}], "our-fields"),
-    "sources that are no list": ("properties/dagmaster:sources", "a.tif", "our-fields"),
+    "one of several checksums without prefix": ("properties/dagmaster:sources", [{"checksum": SHA}], "our-fields"),
+    "sources that are not a list": ("properties/dagmaster:sources", "a.tif", "our-fields"),
     "a ref that is a number": ("properties/platform:id", 7, "our-fields"),
-    "a type that is not JSON's": ("properties/gsd", {1}, "plain-json"),
+    "a value that JSON cannot hold": ("properties/gsd", {1}, "plain-json"),
 }
 
 
 @pytest.mark.parametrize("mistake", ITEM_MISTAKES)
-def test_a_mistake_in_an_item_is_found(mistake):
+def test_a_mistake_in_an_item_is_detected(mistake):
     path, value, code = ITEM_MISTAKES[mistake]
 
     document = changed(an_item(), path, value)
@@ -198,9 +198,9 @@ COLLECTION_MISTAKES = {
     "an empty summary": ("summaries/gsd", [], "schema"),
     "properties": ("properties", {}, "collection-id"),
     "an id with spaces": ("id", "Two Words", "collection-id"),
-    "a box upside down": ("extent/spatial/bbox/0", [174.0, 41.0, 174.06, -41.0], "extents"),
-    "a box off the globe": ("extent/spatial/bbox/0", [174.0, -41.0, 190.0, -40.0], "extents"),
-    "an interval upside down": (
+    "a box with south and north swapped": ("extent/spatial/bbox/0", [174.0, 41.0, 174.06, -41.0], "extents"),
+    "a box outside the globe": ("extent/spatial/bbox/0", [174.0, -41.0, 190.0, -40.0], "extents"),
+    "an interval with start and end swapped": (
         "extent/temporal/interval/0",
         ["2024-01-01T00:00:00Z", "2023-01-01T00:00:00Z"],
         "extents",
@@ -209,20 +209,20 @@ COLLECTION_MISTAKES = {
     "a naive interval": ("extent/temporal/interval/0/0", "2024-01-01", "times"),
     "an address in item_assets": ("item_assets/data/href", f"{HOST}/x", "item-assets"),
     "a deprecated licence": ("license", "various", "license"),
-    "a mosaic in a folder": ("assets/mosaic/href", "/data/mosaic.json", "public-addresses"),
+    "a mosaic with a local path": ("assets/mosaic/href", "/data/mosaic.json", "public-addresses"),
     "a mosaic of another type": ("assets/mosaic/type", "text/plain", "media-types"),
     "no renders": ("renders", MISSING, "renders"),
-    "a render of what no item has": ("renders/default/assets", ["mosaic"], "renders"),
+    "a render of an asset that no item has": ("renders/default/assets", ["mosaic"], "renders"),
     "a numeric version": ("version", 3, "version"),
     "a wrong ordinal": ("dagmaster:version_ordinal", -1, "our-fields"),
     "raster:bands": ("item_assets/data/raster:bands", [], "known-fields"),
-    "statistics of the whole that do not add up": ("assets/mosaic/bands/0/statistics/count", 3, "statistics"),
+    "statistics of the mosaic that are inconsistent": ("assets/mosaic/bands/0/statistics/count", 3, "statistics"),
     "no map link names its render": ("links", [LAST], "map-links"),
 }
 
 
 @pytest.mark.parametrize("mistake", COLLECTION_MISTAKES)
-def test_a_mistake_in_a_collection_is_found(mistake):
+def test_a_mistake_in_a_collection_is_detected(mistake):
     path, value, code = COLLECTION_MISTAKES[mistake]
 
     document = changed(a_collection(), path, value)
@@ -239,15 +239,15 @@ def classified():
     ("path", "value"),
     [("0/value", 1), ("0/value", "0"), ("1/name", "dry forest"), ("1/color_hint", "#228B22")],
 )
-def test_a_mistake_in_classes_is_found(path, value):
+def test_a_mistake_in_classes_is_detected(path, value):
     document = changed(classified(), f"assets/data/classification:classes/{path}", value)
 
     assert "classes" in codes(document)
     assert problems(classified()) == []
 
 
-def test_a_mistake_about_maps_and_renders_is_found():
-    """Both extensions declared, and no link that names a render."""
+def test_map_links_without_a_render_are_detected():
+    """Both extensions are declared, and no link names a render."""
     document = an_item()
     for link in document["links"]:
         link.pop("render", None)
@@ -255,14 +255,14 @@ def test_a_mistake_about_maps_and_renders_is_found():
     assert codes(document) == {"map-links"}
 
 
-def test_a_deprecated_item_names_its_successor():
+def test_a_deprecated_item_without_a_link_to_its_successor_is_invalid():
     document = changed(an_item(), "properties/deprecated", True)
     document["links"] = [link for link in document["links"] if link["rel"] != "latest-version"]
 
     assert codes(document) == {"item-links"}
 
 
-def test_a_footprint_over_the_antimeridian_is_right():
+def test_a_footprint_across_the_antimeridian_is_valid():
     parts = [
         [[[170.0, 0.0], [180.0, 0.0], [180.0, 5.0], [170.0, 5.0], [170.0, 0.0]]],
         [[[-180.0, 0.0], [-175.0, 0.0], [-175.0, 5.0], [-180.0, 5.0], [-180.0, 0.0]]],
@@ -278,7 +278,7 @@ def test_a_footprint_over_the_antimeridian_is_right():
     assert problems(changed(document, "bbox", [-180.0, 0.0, 180.0, 5.0])) == []
 
 
-def test_a_footprint_around_a_pole_is_right():
+def test_a_footprint_around_a_pole_is_valid():
     ring = [[-180.0, -90.0], [180.0, -90.0], [180.0, -60.0], [0.0, -55.0], [-180.0, -60.0], [-180.0, -90.0]]
     document = changed(
         changed(an_item(), "geometry", {"type": "Polygon", "coordinates": [ring]}),
@@ -299,17 +299,19 @@ def places(value, way=()):
 
 @pytest.mark.parametrize("wrong", [None, 5, "x", [], {}, [{}]])
 @pytest.mark.parametrize("make", [classified, a_collection])
-def test_nonsense_is_found_wrong_and_never_breaks_the_validator(make, wrong, monkeypatch):
-    sound = make()
-    assert problems(changed(sound, "links", wrong))
-    assert problems(changed(sound, "type", wrong))
+def test_values_of_wrong_types_never_crash_the_validator(make, wrong, monkeypatch):
+    valid = make()
+    assert problems(changed(valid, "links", wrong))
+    assert problems(changed(valid, "type", wrong))
 
-    monkeypatch.setattr(validate, "_schema", lambda document: [])  # it is slow, and not the subject of this test
-    for place in places(sound):
-        assert isinstance(problems(changed(sound, place, wrong)), list), place
+    monkeypatch.setattr(
+        validate, "_schema", lambda document: []
+    )  # validation against the schemas is slow, and not the subject of this test
+    for place in places(valid):
+        assert isinstance(problems(changed(valid, place, wrong)), list), place
 
 
-def test_an_error_is_reported_with_its_place():
+def test_a_problem_is_reported_with_its_location():
     document = changed(an_item(), "assets/data/file:checksum", SHA)
 
     [problem] = problems(document)
@@ -321,7 +323,7 @@ def test_an_error_is_reported_with_its_place():
     refuse_invalid(an_item())
 
 
-def test_a_secret_is_not_repeated():
+def test_a_secret_is_not_repeated_in_a_problem():
     document = changed(an_item(), "assets/data/href", f"{HOST}/dem.tif?sig=hunter2")
 
     assert all("hunter2" not in str(problem) for problem in problems(document))

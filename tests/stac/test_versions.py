@@ -1,4 +1,4 @@
-"""A collection through the versions of its dataset: it describes the newest one, and the others can still be served."""
+"""A collection of several versions describes the newest one, and keeps the mosaics of the others."""
 
 import copy
 
@@ -14,7 +14,7 @@ from tests.stac.documents import a_collection
 pytestmark = pytest.mark.requirement("C1")
 
 
-def of_version(ordinal: int, revision: int = 1, **more) -> dict:
+def collection_of(ordinal: int, revision: int = 1, **more) -> dict:
     collection = a_collection(version=Version(ordinal, revision), **more)
     href = collection["assets"]["mosaic"]["href"]
     collection["assets"]["mosaic"]["href"] = href.replace("mosaic.json", f"v{ordinal}/r{revision}/mosaic.json")
@@ -33,8 +33,8 @@ def editions(collection: dict) -> set[tuple[str, int, int]]:
     }
 
 
-def test_a_newer_version_speaks_and_the_older_one_stays():
-    old, new = of_version(0), of_version(1)
+def test_a_collection_describes_the_newest_version_and_keeps_the_mosaic_of_the_older():
+    old, new = collection_of(0), collection_of(1)
 
     collection = joined(old, new)
 
@@ -45,9 +45,9 @@ def test_a_newer_version_speaks_and_the_older_one_stays():
     assert collection["version"] == new["version"]
 
 
-def test_a_revision_replaces_its_own_version_only():
-    collection = joined(joined(of_version(0), of_version(1)), of_version(1, 2))
-    older = joined(collection, of_version(0, 2))
+def test_a_revision_replaces_only_its_own_version():
+    collection = joined(joined(collection_of(0), collection_of(1)), collection_of(1, 2))
+    older = joined(collection, collection_of(0, 2))
 
     assert editions(collection) == {("mosaic", 1, 2), ("mosaic-v0", 0, 1)}
     assert editions(older) == {("mosaic", 1, 2), ("mosaic-v0", 0, 2)}
@@ -55,18 +55,21 @@ def test_a_revision_replaces_its_own_version_only():
     assert older["version"] == "1"
 
 
-def test_a_version_that_is_one_file_now_has_no_mosaic_any_more():
-    single = of_version(0, 2)
+def test_a_version_that_becomes_one_file_loses_its_mosaic():
+    single = collection_of(0, 2)
     del single["assets"]["mosaic"], single["assets"]["tiling_scheme"]
 
-    collection = joined(joined(of_version(0), of_version(1)), single)
+    collection = joined(joined(collection_of(0), collection_of(1)), single)
 
     assert editions(collection) == {("mosaic", 1, 1)}
     assert "v0" not in collection["renders"]
 
 
-def test_what_is_known_is_not_touched_and_created_stays():
-    old, new = of_version(0) | {"created": "2024-01-01T00:00:00Z"}, of_version(1) | {"created": "2025-01-01T00:00:00Z"}
+def test_joining_keeps_its_arguments_and_the_first_creation_time():
+    old, new = (
+        collection_of(0) | {"created": "2024-01-01T00:00:00Z"},
+        collection_of(1) | {"created": "2025-01-01T00:00:00Z"},
+    )
     before = copy.deepcopy((old, new))
 
     collection = joined(old, new)
@@ -76,7 +79,7 @@ def test_what_is_known_is_not_touched_and_created_stays():
 
 
 def test_summaries_of_both_versions_are_combined():
-    old, new = of_version(0), of_version(1)
+    old, new = collection_of(0), collection_of(1)
     new["summaries"] = {"proj:code": ["EPSG:3031"], "gsd": [1.0]}
 
     assert joined(old, new)["summaries"] == {"proj:code": ["EPSG:3031", "EPSG:4326"], "gsd": [1.0, 96.699]}
@@ -84,10 +87,10 @@ def test_summaries_of_both_versions_are_combined():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=6))
-def test_in_any_order_each_version_is_there_once_as_it_came_last(arrivals):
-    collection = of_version(*arrivals[0])
+def test_each_version_is_listed_once_with_its_last_revision_in_any_order(arrivals):
+    collection = collection_of(*arrivals[0])
     for arrival in arrivals[1:]:
-        collection = joined(collection, of_version(*arrival))
+        collection = joined(collection, collection_of(*arrival))
 
     newest = max(ordinal for ordinal, _ in arrivals)
     expected = {("mosaic" if o == newest else f"mosaic-v{o}", o, r) for o, r in dict(arrivals).items()}

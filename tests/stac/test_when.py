@@ -1,11 +1,11 @@
-"""Dates are given or read from the file, never invented."""
+"""The date of the data is given or read from the file, and otherwise that of publication."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.when import When, better_of, choose_when, parse_when, rfc3339, when_of, written_in
+from dagmaster.stac.when import When, better_of, choose_when, parse_when, rfc3339, time_in_tags, when_of
 
 pytestmark = pytest.mark.requirement("C1")
 
@@ -48,7 +48,7 @@ def test_dates_of_a_submitter_are_read(text, start, end):
         "",
     ],
 )
-def test_bad_dates_of_a_submitter_are_refused(text):
+def test_invalid_dates_of_a_submitter_are_refused(text):
     with pytest.raises(InvalidRequest):
         parse_when(text)
 
@@ -66,7 +66,7 @@ def test_bad_dates_of_a_submitter_are_refused(text):
     ],
 )
 def test_dates_are_read_from_files(tags, start, basis):
-    date = written_in(tags, SUPPLIED)
+    date = time_in_tags(tags, SUPPLIED)
 
     assert (date.start, date.basis) == (start, basis)
 
@@ -74,11 +74,11 @@ def test_dates_are_read_from_files(tags, start, basis):
 @pytest.mark.parametrize(
     "text", ["0000:00:00 00:00:00", "1970:01:01 00:00:00", "1900:01:01 00:00:00", "  ", "2099:01:01 00:00:00", "n/a"]
 )
-def test_files_without_a_date_have_none(text):
-    assert written_in({"TIFFTAG_DATETIME": text}, SUPPLIED) is None
+def test_placeholder_dates_in_files_are_ignored(text):
+    assert time_in_tags({"TIFFTAG_DATETIME": text}, SUPPLIED) is None
 
 
-def test_the_best_source_of_a_date_wins():
+def test_a_given_date_takes_precedence_over_the_file_and_the_publication():
     tags = {"TIFFTAG_DATETIME": "2024:05:01 10:20:30"}
 
     assert choose_when(given="2020", tags=tags, supplied_at=SUPPLIED).basis == "given"
@@ -112,13 +112,13 @@ def test_times_are_written_in_utc():
         ("publication", "publication", "known"),
     ],
 )
-def test_of_two_dates_the_more_reliable_one_counts(known, in_file, chosen):
+def test_the_more_reliable_of_two_dates_is_used(known, in_file, chosen):
     times = {"known": When(at(2020, 5, 1), None, known), "in_file": When(at(2024, 5, 1), None, in_file)}
 
     assert better_of(times["known"], times["in_file"]) == times[chosen]
 
 
-def test_the_date_of_an_item_is_read_back():
+def test_the_date_can_be_read_from_an_item():
     interval = {"datetime": None, "start_datetime": "2024-05-01T00:00:00Z", "end_datetime": "2024-05-02T00:00:00Z"}
 
     assert when_of({**interval, "dagmaster:datetime_basis": "file"}) == When(at(2024, 5, 1), at(2024, 5, 2), "file")

@@ -1,4 +1,4 @@
-"""Both object stores, one after the other. Their servers are shared by all tests of the process."""
+"""Fixtures that run a test with each object store. Their servers are shared by all tests of the process."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def object_storage(object_server, tmp_path):
 
 @pytest.fixture
 def place(request):
-    """A name of its own for each test: the servers are shared."""
+    """A function that returns locations under a name that is unique for each test, because the servers are shared."""
     return lambda name, zone=Zone.SILVER: Location(
         zone, str(zone), f"{request.node.name.replace('[', '-')[:60]}/{name}"
     )

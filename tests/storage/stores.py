@@ -1,4 +1,4 @@
-"""Every backend, for the suite that each must pass. A new one joins the list."""
+"""All backends that must pass the conformance suite. Add new ones to the list."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def opened(name: str, folder: Path, servers=None):
 
 
 def emptied(server, folder: Path):
-    """The silver zone of a server that all tests share, without the objects of the test before."""
+    """The silver zone of a server that all tests share, without the objects of earlier tests."""
     from dagmaster.storage.location import Folder
     from dagmaster.storage.zones import _open_store
 

@@ -1,4 +1,4 @@
-"""What every store promises."""
+"""The behaviour that every store must have."""
 
 import hashlib
 import threading
@@ -47,7 +47,7 @@ def test_a_stored_object_is_read_back_and_described(store):
 
 @pytest.mark.requirement("S2")
 @pytest.mark.parametrize("data", [b"", b"\0" * 3_000_000], ids=["empty", "large"])
-def test_any_size_goes_through_bytes_and_files(store, tmp_path, data):
+def test_objects_of_any_size_can_be_stored_as_bytes_and_as_files(store, tmp_path, data):
     source, target = tmp_path / "in", tmp_path / "out"
     source.write_bytes(data)
 
@@ -59,7 +59,7 @@ def test_any_size_goes_through_bytes_and_files(store, tmp_path, data):
 
 
 @pytest.mark.requirement("S2")
-def test_names_may_have_spaces_accents_and_signs(store):
+def test_names_can_have_spaces_accents_and_special_characters(store):
     odd = at("Été 2024/α β/100%#&+='.tif")
 
     store.put(odd, b"x")
@@ -81,7 +81,7 @@ def test_a_missing_object_is_not_found(store, verb):
 
 
 @pytest.mark.requirement("S2")
-def test_a_file_is_made_only_of_an_object_that_exists(store, tmp_path):
+def test_a_missing_object_or_file_creates_nothing(store, tmp_path):
     with pytest.raises(NotFound):
         store.get_file(at("none"), tmp_path / "out")
     with pytest.raises(NotFound):
@@ -92,7 +92,7 @@ def test_a_file_is_made_only_of_an_object_that_exists(store, tmp_path):
 
 
 @pytest.mark.requirement("S2")
-def test_ranges_end_with_the_object(store):
+def test_a_range_ends_at_the_end_of_the_object(store):
     store.put(at("digits"), b"0123456789")
 
     assert store.get_range(at("digits"), 2, 3) == b"234"
@@ -118,7 +118,7 @@ def test_a_put_replaces_the_object_and_changes_the_etag(store):
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize("from_file", [False, True], ids=["bytes", "file"])
 @pytest.mark.parametrize("move", [False, True], ids=["copied", "moved"])
-def test_what_is_published_is_never_overwritten(store, tmp_path, from_file, move):
+def test_a_published_object_is_never_overwritten(store, tmp_path, from_file, move):
     first = store.put(at("cog.tif"), b"served", create_only=True)
 
     def put(data: bytes):
@@ -135,12 +135,12 @@ def test_what_is_published_is_never_overwritten(store, tmp_path, from_file, move
     assert refused.value.code == "storage.taken"
     assert (again.is_new, again.etag, again.sha256) == (False, first.etag, first.sha256)
     assert store.get(at("cog.tif")) == b"served"
-    if from_file:  # what was not stored is still there
+    if from_file:  # a file that was refused is not moved away
         assert (tmp_path / "file").read_bytes() == b"others"
 
 
 @pytest.mark.requirement("S4")
-def test_of_concurrent_publications_one_wins_and_all_get_the_stored_object(store):
+def test_one_of_several_concurrent_publications_succeeds(store):
     start = threading.Barrier(8)
 
     def publish(number: int) -> str:
@@ -158,7 +158,7 @@ def test_of_concurrent_publications_one_wins_and_all_get_the_stored_object(store
 
 
 @pytest.mark.requirement("S4")
-def test_a_reader_sees_the_old_or_the_new_object(store):
+def test_a_reader_gets_the_complete_old_or_new_object(store):
     contents = [bytes([digit]) * 500_000 for digit in range(4)]
     store.put(at("x"), contents[0])
     done = threading.Event()
@@ -179,7 +179,7 @@ def test_a_reader_sees_the_old_or_the_new_object(store):
 
 
 @pytest.mark.requirement("S4")
-def test_a_moved_file_is_no_longer_in_its_old_place(store, tmp_path):
+def test_a_moved_file_no_longer_exists_at_its_source(store, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"x")
 
@@ -190,7 +190,7 @@ def test_a_moved_file_is_no_longer_in_its_old_place(store, tmp_path):
 
 
 @pytest.mark.requirement("S2")
-def test_a_listing_has_what_is_below_a_folder(store):
+def test_a_listing_contains_all_objects_below_a_folder(store):
     for blob in ("a/b/c", "a/bc", "a/b/d/e", "f"):
         store.put(at(blob), b"x")
     store.put(at("a/b/other", "other-container"), b"x")
@@ -202,33 +202,35 @@ def test_a_listing_has_what_is_below_a_folder(store):
 
 
 @pytest.mark.requirement("S2")
-def test_deleting_twice_does_no_harm(store):
+def test_deleting_a_missing_object_is_not_an_error(store):
     store.put(at("a/b"), b"x")
 
     store.delete(at("a/b"))
     store.delete(at("a/b"))
 
     assert names(store) == []
-    store.put(at("a"), b"a folder that is empty is no folder")
+    store.put(at("a"), b"an empty folder does not exist")
 
 
 @pytest.mark.requirement("S4")
-def test_objects_come_while_others_of_their_folder_go(store):
-    rounds = 50 if isinstance(store, LocalStore) else 5  # only there, folders come and go with them
+def test_objects_can_be_created_while_others_in_their_folder_are_deleted(store):
+    rounds = (
+        50 if isinstance(store, LocalStore) else 5
+    )  # only in a local store are folders created and deleted with their objects
 
-    def come_and_go(number: int) -> None:
+    def create_and_delete(number: int) -> None:
         for _ in range(rounds):
             store.put(at(f"deep/folder/{number}"), b"x", create_only=True)
             store.delete(at(f"deep/folder/{number}"))
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(come_and_go, range(4)))
+        list(pool.map(create_and_delete, range(4)))
 
     assert names(store) == []
 
 
 @pytest.mark.requirement("S4")
-def test_folders_right_below_a_folder_are_named(store):
+def test_folders_directly_below_a_folder_are_listed(store):
     for blob in ("a/x", "a/deep/y", "b/c/z", "file"):
         store.put(at(blob), b"x")
 
@@ -238,11 +240,11 @@ def test_folders_right_below_a_folder_are_named(store):
 
 
 @pytest.mark.requirement("S4")
-def test_a_folder_goes_with_all_that_is_in_it(store):
+def test_a_folder_is_deleted_with_all_its_objects(store):
     for blob in ("a/x", "a/deep/y", "ab/x", "b"):
         store.put(at(blob), b"x")
 
-    for _ in range(2):  # what is not there is deleted already
+    for _ in range(2):  # the second time there is nothing to delete
         store.delete_all(Folder(Zone.SILVER, "silver", "a"))
         store.sweep_up()
 
@@ -254,7 +256,7 @@ def test_a_folder_goes_with_all_that_is_in_it(store):
 
 
 @pytest.mark.requirement("S4")
-def test_a_scratch_folder_is_ones_own_and_goes_away(store):
+def test_a_scratch_folder_is_private_and_removed_after_use(store):
     with store.scratch(JOB) as mine, store.scratch(JOB) as other:
         (mine / "x").write_bytes(b"x")
         assert mine != other
@@ -266,7 +268,7 @@ def test_a_scratch_folder_is_ones_own_and_goes_away(store):
 
 
 @pytest.mark.requirement("S4")
-def test_what_a_killed_task_left_in_its_scratch_folder_goes_with_the_job(store):
+def test_the_scratch_folder_of_a_killed_task_is_removed_with_its_job(store):
     killed, alive = store.scratch(JOB), store.scratch(OTHER_JOB)
     left, kept = killed.__enter__(), alive.__enter__()
     (left / "half.tif").write_bytes(b"x")
@@ -282,7 +284,7 @@ def test_what_a_killed_task_left_in_its_scratch_folder_goes_with_the_job(store):
 
 
 @pytest.mark.requirement("S2")
-def test_objects_are_listed_by_name_from_any_name_on(store):
+def test_objects_are_listed_in_order_after_any_name(store):
     blobs = ["a-b", "a.tif", "a/b", "a/c/d", "a/c/é", "a/cc", "a0", "b/x"]
     for blob in reversed(blobs):
         store.put(at(blob), b"x")

@@ -1,4 +1,4 @@
-"""Credentials that expire: tokens of a managed identity (Azure), and of a role (S3). Their endpoints are local."""
+"""Credentials that expire: tokens of a managed identity (Azure), and of a role (S3), from local test servers."""
 
 import json
 import threading
@@ -37,7 +37,7 @@ def test_a_token_is_renewed_before_it_expires_and_after_it_was_refused(azurite, 
     assert [storage.get(place(name)) for name in "abc"] == [b"a", b"b", b"c"]
 
 
-def test_an_identity_service_that_is_gone_makes_the_storage_unavailable(azurite, identity_service, place, tmp_path):
+def test_storage_is_unavailable_if_the_identity_service_is_unreachable(azurite, identity_service, place, tmp_path):
     settings = azurite.settings_for(tmp_path, azure_storage_account_key=None, identity_endpoint=identity_service.url)
     identity_service.close()
 
@@ -48,7 +48,7 @@ def test_an_identity_service_that_is_gone_makes_the_storage_unavailable(azurite,
 
 
 class ContainerRole:
-    """Gives credentials as the agent of a container does. They expire after `lifetime`."""
+    """A server that issues credentials like the agent of a container. They expire after `lifetime`."""
 
     def __init__(self) -> None:
         role = self
@@ -101,7 +101,7 @@ def test_credentials_of_a_role_are_renewed_for_the_store_and_for_gdal(s3_server,
     issued = len(role.issued)
     long_lived = [backend._gdal_settings()["AWS_SESSION_TOKEN"] for _ in range(3)]
     again = len(role.issued)
-    # Credentials that expire in a minute are not used any more: botocore asks for others.
+    # Credentials that expire within a minute are not used: botocore requests new ones.
     backend._session.get_credentials()._expiry_time = datetime.now(UTC) + timedelta(minutes=1)
     renewed = backend._gdal_settings()
     storage.put(place("b"), b"b")

@@ -82,7 +82,7 @@ def test_a_file_is_saved_with_its_name_and_time(server, tmp_path):
     assert server.requests == [(f"files.test:{server.server_port}", "/a/My%20scene.tif?key=x")]
 
 
-def test_a_long_name_is_shortened_to_what_a_folder_can_hold(server, tmp_path):
+def test_a_long_name_is_shortened_to_the_limit_of_the_file_system(server, tmp_path):
     file = download(f"{server.url}/{'%E6%B5%B7' * 300}.tif", tmp_path, _rules())
 
     assert file.read_bytes() == CONTENT
@@ -126,7 +126,7 @@ METADATA = [
 
 @pytest.fixture
 def connected(monkeypatch):
-    """The addresses to which connections were opened. None of them is: the tests have no network."""
+    """The addresses to which the code tries to connect. All connections fail: the tests have no network."""
     addresses = []
 
     def create_connection(address, *_arguments, **_options):
@@ -138,14 +138,14 @@ def connected(monkeypatch):
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_a_host_that_is_not_public_is_not_connected(server, tmp_path, address):
+def test_no_connection_is_opened_to_a_host_that_is_not_public(server, tmp_path, address):
     with pytest.raises(NotAllowed, match=r"files\.test of the source is not a public server"):
         download(f"{server.url}/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: [address]))
 
     assert server.requests == []
 
 
-def test_one_private_address_among_public_ones_is_enough_to_refuse(tmp_path):
+def test_a_host_with_one_private_address_is_refused(tmp_path):
     rules = _rules(allow_private=False, lookup=lambda _host: ["93.184.216.34", "10.0.0.1"])
     with pytest.raises(NotAllowed):
         download("https://files.test/a.tif", tmp_path, rules)
@@ -153,7 +153,7 @@ def test_one_private_address_among_public_ones_is_enough_to_refuse(tmp_path):
 
 @pytest.mark.requirement("X2")
 @pytest.mark.parametrize("address", METADATA)
-def test_metadata_services_are_never_reached(connected, tmp_path, address):
+def test_metadata_services_are_never_called(connected, tmp_path, address):
     rules = _rules(lookup=lambda _host: ["93.184.216.34", address])
     with pytest.raises(NotAllowed):
         download("https://files.test/a.tif", tmp_path, rules)
@@ -183,7 +183,7 @@ def test_metadata_services_are_never_reached(connected, tmp_path, address):
     ],
 )
 def test_other_notations_of_private_addresses_are_refused(connected, tmp_path, host):
-    """As the resolver of the system reads them."""
+    """These are notations that the resolver of the system accepts."""
     with pytest.raises((NotAllowed, Unavailable, InvalidRequest)) as refused:
         download(f"https://{host}/a.tif", tmp_path, DownloadRules(10**9))
 
@@ -196,7 +196,7 @@ def test_other_notations_of_private_addresses_are_refused(connected, tmp_path, h
     "url",
     ["https://files.test@127.0.0.1/", "https://a:b@files.test/", "https://files.test\\@127.0.0.1/", "https:///a.tif"],
 )
-def test_a_url_with_two_readings_is_refused(connected, tmp_path, url):
+def test_an_ambiguous_url_is_refused(connected, tmp_path, url):
     with pytest.raises(InvalidRequest):
         download(url, tmp_path, _rules(allow_private=False, lookup=lambda _host: ["93.184.216.34"]))
 
@@ -204,8 +204,8 @@ def test_a_url_with_two_readings_is_refused(connected, tmp_path, url):
 
 
 @pytest.mark.requirement("X2")
-def test_a_name_is_resolved_once_and_the_checked_address_is_called(connected, tmp_path):
-    """A name server that answers differently the second time (DNS rebinding) is not asked a second time."""
+def test_a_name_is_resolved_once_and_the_checked_address_is_used(connected, tmp_path):
+    """A name server that returns another address the second time (DNS rebinding) is asked only once."""
     answers = iter([["93.184.216.34"], ["127.0.0.1"]])
 
     with pytest.raises(Unavailable):
@@ -228,7 +228,7 @@ def test_proxies_of_the_environment_are_not_used(connected, tmp_path, monkeypatc
 
 @pytest.mark.requirement("X2")
 def test_a_name_that_changes_its_address_between_redirects_is_checked_each_time(server, tmp_path, monkeypatch):
-    """The first answer is taken for a public address, as if this test ran on the internet."""
+    """The first address is treated as public, as if this test ran on the internet."""
     server.redirects = {"/a.tif": "/b.tif"}
     monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
     answers = iter([["127.0.0.1"], ["10.0.0.1"]])
@@ -262,7 +262,7 @@ def test_the_target_of_a_redirect_is_checked_again(server, tmp_path):
 
 
 def test_a_redirect_to_a_private_host_is_not_followed(server, tmp_path, monkeypatch):
-    """The first host is taken for a public one, as if this test ran on the internet."""
+    """The first host is treated as public, as if this test ran on the internet."""
     server.redirects = {"/evil.tif": "https://metadata.internal/x"}
     monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
     lookup = {"files.test": ["127.0.0.1"], "metadata.internal": ["169.254.169.254"]}.__getitem__
@@ -271,7 +271,7 @@ def test_a_redirect_to_a_private_host_is_not_followed(server, tmp_path, monkeypa
         download(f"{server.url}/evil.tif", tmp_path, _rules(allow_private=False, lookup=lookup))
 
 
-def test_redirects_in_a_circle_end(server, tmp_path):
+def test_a_redirect_loop_is_refused(server, tmp_path):
     server.redirects = {"/a.tif": "/a.tif"}
 
     with pytest.raises(Unavailable, match="redirects more than 5 times"):
@@ -290,7 +290,7 @@ def test_a_file_above_the_limit_is_refused(server, tmp_path, path):
     ("path", "kind"),
     [("status/404", NotFound), ("status/403", NotAllowed), ("status/500", Unavailable), ("short.tif", Unavailable)],
 )
-def test_a_download_that_fails_names_the_url_without_its_query(server, tmp_path, path, kind):
+def test_the_error_of_a_failed_download_names_the_url_without_its_query(server, tmp_path, path, kind):
     with pytest.raises(kind) as failed:
         download(f"{server.url}/{path}?sig=secret", tmp_path, _rules())
 

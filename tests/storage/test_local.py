@@ -1,4 +1,4 @@
-"""The folder that is a zone: crashes, links and file systems."""
+"""Zones in folders: crashes, links and file systems."""
 
 import os
 import shutil
@@ -44,15 +44,15 @@ for number in range(1_000_000):
 
 
 @pytest.mark.requirement("S4")
-def test_a_process_killed_in_the_middle_of_a_put_leaves_no_half_object(store, tmp_path, monkeypatch):
+def test_a_process_killed_while_storing_leaves_no_incomplete_object(store, tmp_path, monkeypatch):
     incoming = tmp_path / "silver" / ".incoming"
     for turn in range(4):
         left = len(list(incoming.iterdir())) if turn else 0
         writer = subprocess.Popen([sys.executable, "-c", WRITER, tmp_path / "silver"])
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline and not (incoming.exists() and len(list(incoming.iterdir())) > left):
-            pass  # until an object is on its way
-        time.sleep(0.003 * turn)  # into its writing, its syncing, or the next one
+            pass  # until an object is being written
+        time.sleep(0.003 * turn)  # kill while it is written or synced, or during the next one
         writer.send_signal(signal.SIGKILL)
         writer.wait()
 
@@ -62,7 +62,7 @@ def test_a_process_killed_in_the_middle_of_a_put_leaves_no_half_object(store, tm
 
     assert len(files_below(incoming)) > 0, "no put was interrupted"
     store.sweep_up()
-    assert len(files_below(incoming)) > 0, "one that is under way may look like that"
+    assert len(files_below(incoming)) > 0, "recent files are kept, because another process may be writing them"
     monkeypatch.setattr("dagmaster.storage.local.LEFTOVER_SECONDS", -10)
     store.sweep_up()
     assert files_below(incoming) == []
@@ -120,7 +120,7 @@ def test_a_file_from_another_file_system_is_copied(store, create_only):
 
 @pytest.mark.requirement("S1")
 @pytest.mark.parametrize("link", ["silver", "silver/folder", "silver/folder/x"])
-def test_links_that_lead_out_are_not_followed(store, tmp_path, link):
+def test_links_to_files_outside_the_zone_are_not_followed(store, tmp_path, link):
     outside = tmp_path / "outside"
     (outside / "folder").mkdir(parents=True)
     for secret in (outside / "x", outside / "folder" / "x"):
@@ -151,7 +151,7 @@ def test_links_that_lead_out_are_not_followed(store, tmp_path, link):
 
 
 @pytest.mark.requirement("S1")
-def test_links_that_stay_inside_or_go_in_circles_do_no_harm(store, tmp_path):
+def test_links_inside_the_zone_work_and_circular_links_are_ignored(store, tmp_path):
     store.put(at("real/x"), b"x")
     root = tmp_path / "silver" / "silver"
     (root / "inside").symlink_to(root / "real")
@@ -176,7 +176,7 @@ def test_a_name_cannot_be_an_object_and_a_folder(store):
 
 
 @pytest.mark.requirement("S2")
-def test_files_whose_names_break_the_rules_are_no_objects(store, tmp_path):
+def test_files_with_invalid_names_are_not_listed(store, tmp_path):
     store.put(at("good"), b"x")
     (tmp_path / "silver" / "silver" / "e\u0301").write_bytes(b"x")
     (tmp_path / "silver" / "silver" / "bad\n").write_bytes(b"x")
@@ -185,7 +185,7 @@ def test_files_whose_names_break_the_rules_are_no_objects(store, tmp_path):
 
 
 @pytest.mark.requirement("S2")
-def test_a_full_disk_is_the_environments_fault_and_leaves_nothing(store, tmp_path, monkeypatch):
+def test_a_full_disk_makes_the_storage_unavailable_and_leaves_no_file(store, tmp_path, monkeypatch):
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device", str(tmp_path))
 
@@ -199,7 +199,7 @@ def test_a_full_disk_is_the_environments_fault_and_leaves_nothing(store, tmp_pat
 
 
 @pytest.mark.requirement("S4")
-def test_deleting_leaves_no_folders_behind(store, tmp_path):
+def test_deleting_removes_empty_folders(store, tmp_path):
     store.put(at("a/b/c"), b"x")
     store.put(at("a/d"), b"x")
 
@@ -211,7 +211,7 @@ def test_deleting_leaves_no_folders_behind(store, tmp_path):
 
 
 @pytest.mark.requirement("S1")
-def test_zones_are_folders_of_the_data_folder_or_wherever_configured(tmp_path):
+def test_zones_are_folders_of_the_data_folder_unless_configured_otherwise(tmp_path):
     settings = load(DAGMASTER_DATA=tmp_path / "data", external_folder=tmp_path / "public", silver_container="processed")
     storage = open_storage(settings)
 
@@ -226,7 +226,7 @@ def test_zones_are_folders_of_the_data_folder_or_wherever_configured(tmp_path):
 
 
 @pytest.mark.requirement("S4")
-def test_a_jobs_intermediate_files_go_and_others_stay(tmp_path):
+def test_only_intermediate_files_of_the_job_are_removed(tmp_path):
     storage: Storage = open_storage(load(DAGMASTER_DATA=tmp_path))
     other = UUID("01890000-0000-7000-8000-000000000002")
     for blob in (f"{JOB}/a.tif", f"{JOB}/deep/b.tif", f"{other}/a.tif", "cogs/x/v0/r1/a.tif"):
@@ -246,7 +246,7 @@ def test_a_jobs_intermediate_files_go_and_others_stay(tmp_path):
 
 
 @pytest.mark.requirement("S4")
-def test_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
+def test_a_folder_is_deleted_with_files_that_are_not_objects(store, tmp_path):
     store.put(at(f"{JOB}/a.tif"), b"x")
     folder = tmp_path / "silver" / "silver" / str(JOB)
     (folder / "no object.").write_bytes(b"x")
@@ -255,14 +255,14 @@ def test_a_folder_goes_also_with_what_is_no_object(store, tmp_path):
 
     store.delete_all(Folder(Zone.SILVER, "silver", str(JOB)))
     assert not folder.exists()
-    store.put(at(f"{JOB}/a.tif"), b"new")  # a later writer starts empty, though the space is not free yet
+    store.put(at(f"{JOB}/a.tif"), b"new")  # a later writer finds an empty folder, although the space is not yet freed
     store.sweep_up()
 
     assert files_below(tmp_path) == [f"silver/silver/{JOB}/a.tif"]
 
 
 @pytest.mark.requirement("S4")
-def test_files_that_cannot_be_deleted_are_reported_and_do_not_stop_the_others(store, tmp_path, monkeypatch):
+def test_files_that_cannot_be_deleted_are_reported_and_the_others_are_deleted(store, tmp_path, monkeypatch):
     jobs = [UUID(int=JOB.int + number) for number in range(3)]
     for job_id in jobs:
         store.put(at(f"{job_id}/a.tif"), b"x")
@@ -278,8 +278,8 @@ def test_files_that_cannot_be_deleted_are_reported_and_do_not_stop_the_others(st
 
 
 @pytest.mark.requirement("S4")
-def test_a_copy_is_as_old_as_the_file(tmp_path: Path) -> None:
-    """When a source was last written says when its data are from, where nothing else does."""
+def test_a_copy_keeps_the_modification_time_of_the_file(tmp_path: Path) -> None:
+    """The modification time is used as the date of the data if there is no other."""
     file = tmp_path / "scene.tif"
     file.write_bytes(b"pixels")
     os.utime(file, (1_600_000_000, 1_600_000_000))

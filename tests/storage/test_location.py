@@ -1,4 +1,4 @@
-"""Names of objects: a valid name is valid in every backend, and does not lead out of its container."""
+"""A valid name of an object is valid in every backend, and cannot refer to anything outside its container."""
 
 import unicodedata
 from pathlib import PurePosixPath
@@ -78,7 +78,7 @@ def test_a_path_is_refused_or_stays_below_its_container(container, parts):
         "a\u2028b",
     ],
 )
-def test_what_could_lead_elsewhere_is_refused(blob):
+def test_names_that_could_leave_the_container_are_refused(blob):
     with pytest.raises(InvalidRequest) as refused:
         Location(Zone.SILVER, "silver", blob)
 
@@ -92,7 +92,7 @@ def test_what_could_lead_elsewhere_is_refused(blob):
 @pytest.mark.parametrize(
     "container", ["", "ab", "a" * 64, "Bronze", "a_b", "a--b", "-ab", "ab-", ".scratch", "a.b", "éé é"]
 )
-def test_containers_have_names_that_azure_and_s3_accept(container):
+def test_container_names_that_azure_or_s3_would_not_accept_are_refused(container):
     with pytest.raises(InvalidRequest) as refused:
         Location(Zone.BRONZE, container, "x")
 
@@ -100,7 +100,7 @@ def test_containers_have_names_that_azure_and_s3_accept(container):
 
 
 @pytest.mark.requirement("S1")
-def test_a_path_is_container_and_blob():
+def test_a_path_consists_of_container_and_blob():
     location = Location.parse("bronze/2024/my dem.tif", "bronze")
 
     assert location == Location(Zone.BRONZE, "bronze", "2024/my dem.tif")
@@ -110,7 +110,7 @@ def test_a_path_is_container_and_blob():
 
 
 @pytest.mark.requirement("S4")
-def test_final_names_have_dataset_version_and_revision():
+def test_final_names_contain_dataset_version_and_revision():
     edition = Edition("dem-2024", ordinal=2, revision=3)
 
     assert edition.cog("r00c01.tif") == "cogs/dem-2024/v2/r3/r00c01.tif"
@@ -125,14 +125,14 @@ def test_final_names_have_dataset_version_and_revision():
 @pytest.mark.parametrize(
     "bad", [{"dataset": "../x"}, {"dataset": "A"}, {"dataset": ""}, {"ordinal": -1}, {"revision": 0}]
 )
-def test_an_edition_cannot_reach_another_ones_names(bad):
+def test_an_edition_with_invalid_parts_is_refused(bad):
     with pytest.raises(InvalidRequest):
         Edition(**{"dataset": "dem", **bad})
 
 
 @pytest.mark.requirement("S4")
 @given(st.text(max_size=200))
-def test_a_name_made_of_any_text_is_a_name(text):
+def test_a_dataset_id_from_any_text_is_valid_or_refused(text):
     name, refusal = attempt(lambda: dataset_id_from(text))
     if name is None:
         assert refusal.code == "storage.bad-dataset"
@@ -156,6 +156,6 @@ def test_a_name_made_of_any_text_is_a_name(text):
         "urn:uuid:01890000-0000-7000-8000-000000000001",
     ],
 )
-def test_only_what_is_written_exactly_like_the_id_of_a_job_names_one(name):
+def test_only_the_exact_notation_of_a_job_id_is_recognised(name):
     assert job_named(name) is None
     assert job_named("01890000-0000-7000-8000-000000000001") == UUID("01890000-0000-7000-8000-000000000001")

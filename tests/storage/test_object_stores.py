@@ -1,4 +1,4 @@
-"""Zones in Azure and S3: large files, tiers, credentials, what GDAL reads, and what never leaks."""
+"""Zones in Azure and S3: large files, tiers, credentials, reads by GDAL, and secrets that must not leak."""
 
 import io
 import logging
@@ -40,7 +40,7 @@ def server(object_server):
 
 @pytest.fixture
 def storage(object_storage):
-    object_storage.create_containers()  # what exists is left alone
+    object_storage.create_containers()  # existing containers are kept
     return object_storage
 
 
@@ -73,10 +73,10 @@ def test_a_large_file_is_stored_in_parts_and_never_replaced(storage, server, pla
 
 
 @pytest.mark.requirement("S4")
-def test_of_two_large_uploads_at_once_one_wins(storage, place, tmp_path):
+def test_one_of_two_concurrent_large_uploads_succeeds(storage, place, tmp_path):
     files = [file_of(tmp_path, bytes([number]) * LARGE, f"{number}") for number in range(2)]
     start = threading.Barrier(2)
-    # Both have seen that there is no object: only the commit can decide.
+    # Both have checked that there is no object: only the commit can decide.
     store = storage._stores[Zone.SILVER]
 
     def write(file: Path) -> str:
@@ -97,7 +97,7 @@ def test_of_two_large_uploads_at_once_one_wins(storage, place, tmp_path):
 
 @pytest.mark.requirement("R6")
 @pytest.mark.parametrize("size", [10, LARGE], ids=["small", "large"])
-def test_what_is_rarely_read_is_in_the_cool_tier(storage, place, tmp_path, size):
+def test_objects_can_be_stored_in_the_cool_tier(storage, place, tmp_path, size):
     file = file_of(tmp_path, b"x" * size)
 
     storage.put_file(place("cool"), file, create_only=True, tier=StorageTier.COOL)
@@ -107,11 +107,11 @@ def test_what_is_rarely_read_is_in_the_cool_tier(storage, place, tmp_path, size)
     assert tier_of(storage, place("hot")) in ("Hot", None, "STANDARD")
 
 
-def test_uploads_that_were_given_up_are_removed_after_a_day(s3_server, tmp_path):
+def test_abandoned_uploads_are_removed_after_a_day(s3_server, tmp_path):
     storage = open_storage(s3_server.settings_for(tmp_path))
     storage.create_containers()
     client = storage._stores[Zone.SILVER]._backend._client
-    client.create_multipart_upload(Bucket=SILVER, Key="given-up")  # moto says that it was begun years ago
+    client.create_multipart_upload(Bucket=SILVER, Key="given-up")  # moto reports a start time years ago
     now = datetime.now(UTC)
 
     storage.sweep_up()
@@ -215,7 +215,7 @@ def test_a_replaced_object_of_the_bronze_zone_is_read_again(storage, place, rast
 
 
 def managed(azurite, identity_service, folder: Path, **others) -> Settings:
-    """As in Azure: no key, but tokens of a managed identity."""
+    """Settings as in Azure: no key, but tokens of a managed identity."""
     return azurite.settings_for(
         folder, azure_storage_account_key=None, identity_endpoint=identity_service.url, **others
     )
@@ -229,7 +229,7 @@ def managed_storage(azurite, identity_service, tmp_path):
 
 
 @pytest.mark.requirement("S3")
-def test_a_managed_identity_is_enough_for_all_that_a_zone_does(managed_storage, identity_service, place, raster):
+def test_a_managed_identity_is_enough_for_all_operations_of_a_zone(managed_storage, identity_service, place, raster):
     storage = managed_storage
 
     storage.put(place("small"), b"small", create_only=True)
@@ -242,11 +242,11 @@ def test_a_managed_identity_is_enough_for_all_that_a_zone_does(managed_storage, 
     assert storage.get(place("small")) == b"small"
     assert shape == (3072, 3072)
     assert {"resource=https%3A%2F%2Fstorage.azure.com%2F" in path for path in identity_service.requests} == {True}
-    assert len(identity_service.requests) <= len(Zone)  # one for each zone, and then it is kept
+    assert len(identity_service.requests) <= len(Zone)  # one token for each zone, which is kept
 
 
 @pytest.mark.requirement("S3")
-def test_a_signature_is_for_one_blob_for_reading_and_for_an_hour(azurite, identity_service, place, tmp_path):
+def test_a_signature_allows_reading_one_blob_for_an_hour(azurite, identity_service, place, tmp_path):
     now = [datetime.now(UTC)]
     settings = managed(azurite, identity_service, tmp_path)
     storage = open_storage(settings)
@@ -273,7 +273,7 @@ def test_a_signature_is_for_one_blob_for_reading_and_for_an_hour(azurite, identi
 
 
 @pytest.mark.requirement("S3")
-def test_signatures_are_renewed_before_a_file_could_outlast_them(azurite, place, tmp_path, monkeypatch):
+def test_signatures_are_renewed_before_they_could_expire_during_a_read(azurite, place, tmp_path, monkeypatch):
     storage = open_storage(azurite.settings_for(tmp_path))
     backend = storage._stores[Zone.SILVER]._backend
 
@@ -294,7 +294,7 @@ def test_no_signature_and_no_key_is_in_a_log_or_an_error(managed_storage, place,
     backend = storage._stores[Zone.SILVER]._backend
     texts: list[str] = []
 
-    def failing(call) -> None:
+    def collect_texts_of_error(call) -> None:
         with pytest.raises((DagmasterError, rasterio.errors.RasterioError)) as refused:
             call()
         error: BaseException | None = refused.value
@@ -302,20 +302,20 @@ def test_no_signature_and_no_key_is_in_a_log_or_an_error(managed_storage, place,
             texts.extend([str(error), repr(error), repr(getattr(error, "facts", ""))])
             error = error.__cause__ or error.__context__
 
-    failing(lambda: storage.get(place("none")))
-    failing(lambda: read(storage.gdal_path(place("x.tif"))))
-    failing(lambda: read(storage.gdal_path(place("none.tif"))))
+    collect_texts_of_error(lambda: storage.get(place("none")))
+    collect_texts_of_error(lambda: read(storage.gdal_path(place("x.tif"))))
+    collect_texts_of_error(lambda: read(storage.gdal_path(place("none.tif"))))
     signature = backend._signature(place("x.tif"))
-    # A signature that has expired, and a store that is not available any more.
+    # A signature that is not valid for reading, and a store that is no longer available.
     backend._signatures[place("x.tif")] = signature.replace("sp=r", "sp=w"), datetime.now(UTC) + timedelta(hours=1)
-    failing(lambda: read(storage.gdal_path(place("x.tif"))))
+    collect_texts_of_error(lambda: read(storage.gdal_path(place("x.tif"))))
     backend._account.endpoint = "https://127.0.0.1:9/devstoreaccount1"
-    failing(lambda: storage.put(place("y"), b"x"))
+    collect_texts_of_error(lambda: storage.put(place("y"), b"x"))
     texts += [caplog.text, *capfd.readouterr(), repr(storage), repr(backend), repr(vars(backend._account))]
 
     secrets = [part for part in signature.split("&") if part.startswith("sig=")] + ["eyJ", AZURITE_KEY]
     assert not [secret for secret in secrets for text in texts if secret in redact(text)]
-    assert not [text for text in texts[:-1] if "sig=" in text], "also where nothing is redacted"
+    assert not [text for text in texts[:-1] if "sig=" in text], "even before redaction"
 
 
 def read(path: str) -> None:
@@ -323,7 +323,7 @@ def read(path: str) -> None:
         pass
 
 
-def test_what_a_store_refuses_or_does_not_have_has_a_name(storage, server, tmp_path):
+def test_a_missing_container_is_reported_by_name(storage, server, tmp_path):
     missing = Location(Zone.SILVER, "never-made", "x")
 
     with pytest.raises(NotFound) as no_container:
@@ -335,7 +335,7 @@ def test_what_a_store_refuses_or_does_not_have_has_a_name(storage, server, tmp_p
     assert list(storage.list(Folder(Zone.SILVER, "never-made"))) == []
 
 
-def test_a_wrong_key_is_refused_and_an_unreachable_store_unavailable(azurite, place, tmp_path):
+def test_a_wrong_key_is_reported_as_not_allowed(azurite, place, tmp_path):
     wrong = open_storage(azurite.settings_for(tmp_path, azure_storage_account_key="d3Jvbmc="))
     with pytest.raises(NotAllowed) as refused:
         wrong.get(place("x"))
@@ -346,7 +346,7 @@ def test_a_wrong_key_is_refused_and_an_unreachable_store_unavailable(azurite, pl
     assert refused.value.hint
 
 
-def test_credentials_are_found_where_other_tools_for_aws_look(s3_server, place, tmp_path, monkeypatch):
+def test_credentials_are_read_from_the_usual_places_of_aws(s3_server, place, tmp_path, monkeypatch):
     profile = file_of(tmp_path, b"[team]\naws_access_key_id = AKIDPROFILE\naws_secret_access_key = s\n", "credentials")
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -362,7 +362,7 @@ def test_credentials_are_found_where_other_tools_for_aws_look(s3_server, place, 
     assert storage._stores[Zone.SILVER]._backend._gdal_settings()["AWS_ACCESS_KEY_ID"] == "AKIDPROFILE"
 
 
-def test_zones_may_be_in_different_stores(azurite, s3_server, tmp_path):
+def test_zones_can_be_in_different_stores(azurite, s3_server, tmp_path):
     both = {**azurite.settings, **s3_server.settings, "STORAGE_BACKEND": "folder"}
     settings = load(
         DAGMASTER_DATA=str(tmp_path),
@@ -380,10 +380,10 @@ def test_zones_may_be_in_different_stores(azurite, s3_server, tmp_path):
 
     assert storage.get(external) == b"data"
     assert [storage.shown(each).partition(":")[0] for each in (bronze, external)] == ["az", "s3"]
-    assert (tmp_path / "storage/silver").exists()  # the scratch folder of the copy
+    assert (tmp_path / "storage/silver").exists()  # because of the scratch folder of the copy
 
 
-def test_an_upload_becomes_an_object(storage, place):
+def test_an_upload_is_published_as_an_object(storage, place):
     upload = UUID("01890000-0000-7000-8000-00000000000a")
     writer = storage.uploads.open(upload)
     writer.write(b"some bytes")
@@ -397,7 +397,7 @@ def test_an_upload_becomes_an_object(storage, place):
 
 
 @pytest.mark.requirement("X2")
-def test_objects_are_named_by_url_only_where_that_is_allowed(storage, server, place, tmp_path):
+def test_objects_can_be_given_by_url_only_if_that_is_allowed(storage, server, place, tmp_path):
     storage.put(place("x.tif"), b"x")
     url = storage.shown(place("x.tif"))
     allowed = open_storage(server.settings_for(tmp_path, allow_object_sources=True))
@@ -441,7 +441,7 @@ def test_objects_are_named_by_url_only_where_that_is_allowed(storage, server, pl
         ),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, problem):
+def test_invalid_settings_of_stores_are_refused(settings, problem):
     with pytest.raises(InvalidRequest) as refused:
         load(**settings)
 
@@ -449,7 +449,7 @@ def test_settings_that_cannot_work_are_refused(settings, problem):
 
 
 @pytest.mark.parametrize("extra", ["azure", "s3"])
-def test_a_missing_package_names_its_extra(extra, tmp_path):
+def test_the_error_for_a_missing_package_names_its_extra(extra, tmp_path):
     program = """
 import sys
 sys.modules.update(dict.fromkeys(["obstore", "botocore", "botocore.exceptions", "rasterio"]))
@@ -469,7 +469,7 @@ except InvalidRequest as error:
     assert result.stdout.strip() == f"extra.missing pip install 'dagmaster[{extra}]'", result.stderr
 
 
-def test_an_unreachable_store_is_unavailable_after_a_while(tmp_path, monkeypatch):
+def test_an_unreachable_store_is_reported_as_unavailable(tmp_path, monkeypatch):
     monkeypatch.setattr("dagmaster.storage.azure_account._TIMEOUT", httpx2.Timeout(1.0))
     settings = load(
         DAGMASTER_DATA=str(tmp_path),
@@ -485,7 +485,7 @@ def test_an_unreachable_store_is_unavailable_after_a_while(tmp_path, monkeypatch
     assert "127.0.0.1" not in str(refused.value)
 
 
-def test_names_that_other_tools_wrote_and_that_break_the_rules_are_not_listed(storage, place):
+def test_objects_of_other_tools_with_invalid_names_are_not_listed(storage, place):
     location = place("good.tif")
     folder = Folder(Zone.SILVER, "silver", location.blob.rpartition("/")[0])
     storage.put(location, b"x")

@@ -1,4 +1,4 @@
-"""What a job may read from: blobs always, everything else only where it is allowed."""
+"""The sources of a job: blobs are always allowed, others only by a setting."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def storage(tmp_path):
     return open_storage(load(DAGMASTER_DATA=tmp_path))
 
 
-def test_a_blob_is_always_read(storage, tmp_path):
+def test_a_blob_is_always_allowed(storage, tmp_path):
     source = find_source("bronze/2024/dem.tif", storage)
     named = find_source("2024/dem.tif", storage, container="bronze")
 
@@ -35,7 +35,7 @@ def test_a_blob_is_always_read(storage, tmp_path):
         ("/vsis3/bucket/dem.tif", SourceRules(allow_local=True, allow_https=True), "ALLOW_VSI_SOURCES"),
     ],
 )
-def test_each_other_kind_needs_its_own_permission(storage, text, rules, setting):
+def test_each_other_kind_of_source_needs_its_own_setting(storage, text, rules, setting):
     with pytest.raises(NotAllowed) as refused:
         find_source(text, storage, rules)
     assert (refused.value.code, setting in refused.value.hint) == ("source.not-allowed", True)
@@ -47,13 +47,13 @@ def test_each_other_kind_needs_its_own_permission(storage, text, rules, setting)
 
 
 def test_gdal_never_gets_a_url(storage):
-    """It would resolve the name of the host itself, and follow redirects."""
+    """GDAL would resolve the name of the host itself, and follow redirects."""
     source = find_source("https://example.org/dem.tif", storage, ALL)
 
     assert (source.gdal_path, source.url) == ("", "https://example.org/dem.tif")
 
 
-def test_nothing_else_is_allowed_by_default():
+def test_only_blobs_are_allowed_by_default():
     assert SourceRules.of(load()) == BLOBS_ONLY
     assert SourceRules.of(load(allow_local_sources=True)) == SourceRules(allow_local=True)
 
@@ -78,7 +78,7 @@ def test_a_signature_is_not_shown(storage):
         "https://[::1/x",
     ],
 )
-def test_only_https_addresses_without_passwords(storage, text):
+def test_only_https_urls_without_passwords_are_accepted(storage, text):
     with pytest.raises(InvalidRequest) as refused:
         find_source(text, storage, ALL)
 
@@ -113,7 +113,7 @@ def test_other_vsi_paths_are_refused(storage, text):
 
 
 @given(st.text(max_size=60).map(lambda text: text.replace("://", "")))
-def test_without_permission_nothing_leads_out_of_the_zone(tmp_path_factory, text):
+def test_by_default_every_source_is_inside_the_bronze_zone(tmp_path_factory, text):
     folder = tmp_path_factory.getbasetemp()
     storage = open_storage(load(DAGMASTER_DATA=folder))
 

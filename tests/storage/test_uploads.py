@@ -26,7 +26,7 @@ def uploads(store):
     return FileUploads(store.root / ".uploads", store.link_file)
 
 
-def test_an_upload_continues_where_its_bytes_end(uploads, store):
+def test_an_upload_continues_at_its_last_byte(uploads, store):
     first = uploads.open(UPLOAD)
     first.write(b"some ")
     first.sync()
@@ -61,7 +61,7 @@ def test_an_upload_has_one_writer_until_it_is_closed_or_its_process_ends(uploads
     assert uploads.position(UPLOAD) == 5
 
 
-def test_publishing_twice_is_publishing_once(uploads, store):
+def test_publishing_twice_has_the_effect_of_once(uploads, store):
     writer = uploads.open(UPLOAD)
     writer.write(b"bytes")
     first = writer.publish(PLACE)
@@ -86,7 +86,7 @@ def test_bytes_with_another_hash_and_names_in_use_are_refused(uploads, store):
     assert not store.exists(Location(Zone.BRONZE, "bronze", "local/b.tif"))
 
 
-def test_after_closing_nothing_is_written(uploads):
+def test_nothing_can_be_written_after_closing(uploads):
     writer = uploads.open(UPLOAD)
     writer.close()
 
@@ -94,7 +94,7 @@ def test_after_closing_nothing_is_written(uploads):
         writer.write(b"late")
 
 
-def test_a_link_in_place_of_the_file_is_not_followed(uploads, tmp_path):
+def test_a_link_in_place_of_an_upload_is_not_followed(uploads, tmp_path):
     target = tmp_path / "elsewhere"
     target.write_bytes(b"")
     uploads.require_space(1)

@@ -1,7 +1,6 @@
-"""Packages that add to dagmaster: the example, installed as anyone would, and small broken ones.
+"""Packages that extend dagmaster: the example, installed in the usual way, and small broken ones.
 
-The broken ones are written by hand, modules and metadata:
-all that an installed package has for others to find its entry points.
+The broken ones consist of files that the tests write: modules, and the metadata with which entry points are found.
 """
 
 import shutil
@@ -24,7 +23,7 @@ def install_example(site: Path, scratch: Path) -> Path:
 
 
 def write_package(site: Path, name: str, files: Mapping[str, str], **entry_points: str) -> None:
-    """A package as it lies in a site folder after its installation. Entry points: `handlers` and `workflows`."""
+    """Write a package into a site folder as if it were installed, with entry points `handlers` and `workflows`."""
     for file, text in {"__init__.py": "", **files}.items():
         path = site / name / file
         path.parent.mkdir(parents=True, exist_ok=True)

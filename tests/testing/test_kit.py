@@ -1,4 +1,4 @@
-"""The kit runs whole jobs on the real engine in memory: waits of hours, lost workers and failures within moments."""
+"""The kit runs complete jobs on the real engine in memory: waits of hours, lost workers and failures in moments."""
 
 import asyncio
 import os
@@ -14,7 +14,7 @@ HOUR = 3600.0
 
 
 def workflow(task, name="tried"):
-    """One task between start and end; `work` is what a test puts there."""
+    """A workflow with one task `work` between start and end."""
     return f"""
 workflow_id: {name}
 timeout_seconds: 604800
@@ -47,7 +47,7 @@ async def test_a_job_runs_with_its_inputs():
 
 
 @virtual_time
-async def test_a_stand_in_takes_the_place_of_an_installed_handler():
+async def test_a_stand_in_replaces_an_installed_handler():
     async def stand_in(_ctx):
         return {"message": "not the real one"}
 
@@ -58,7 +58,7 @@ async def test_a_stand_in_takes_the_place_of_an_installed_handler():
 
 
 @virtual_time
-async def test_what_ships_can_be_run_at_once():
+async def test_installed_workflows_can_be_run_directly():
     async with Kit() as kit:
         job = await kit.run("fan_out_test", {"count": 50})
 
@@ -81,7 +81,7 @@ async def test_backoff_of_hours_takes_moments():
 
 
 @virtual_time
-async def test_what_blames_the_data_is_not_tried_again():
+async def test_failures_blamed_on_the_data_are_not_retried():
     async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
         kit.fail("work", UnfitData("no CRS"))
         job = await kit.run("tried")
@@ -90,7 +90,7 @@ async def test_what_blames_the_data_is_not_tried_again():
 
 
 @virtual_time
-async def test_what_blames_the_environment_uses_up_no_retry():
+async def test_failures_blamed_on_the_environment_use_up_no_retry():
     async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
         for attempt in (1, 2, 3, 4):
             kit.fail("work", Unavailable("503"), attempt=attempt)
@@ -130,7 +130,7 @@ async def test_a_job_past_its_deadline_is_ended():
 
 
 @virtual_time
-async def test_a_lost_workers_task_goes_to_another_one():
+async def test_the_task_of_a_lost_worker_is_run_by_another():
     ran_by = []
 
     async def work(ctx):
@@ -150,7 +150,7 @@ async def test_a_lost_workers_task_goes_to_another_one():
 
 
 @virtual_time
-async def test_the_worker_is_lost_with_all_it_runs():
+async def test_all_tasks_of_a_lost_worker_are_lost():
     stopped = []
 
     async def work(ctx):
@@ -163,13 +163,13 @@ async def test_the_worker_is_lost_with_all_it_runs():
     async with Kit(workflows=[PATIENT, workflow("handler: noop", "other")], handlers={"work": work}) as kit:
         first = await kit.submit("tried")
         await kit.until(lambda: kit.job(first).nodes["work"].status == "running")
-        kit.lose_worker("work")  # of the other job: its node has the same name
+        kit.lose_worker("work")  # for the other job, whose node has the same name
         (await kit.run("other")).expect(attempts={"work": 2})
         assert stopped == [1]
 
 
 @virtual_time
-async def test_plain_handlers_run_here_and_keep_their_checkpoints():
+async def test_plain_handlers_run_in_this_process_and_keep_their_checkpoints():
     def count(ctx):
         last = ctx.load_checkpoint()
         done = last[1] if last else 0
@@ -196,7 +196,7 @@ def greedy(_ctx):
 
 
 @virtual_time
-async def test_plain_handlers_are_isolated_on_request_and_waits_are_skipped_all_the_same():
+async def test_isolated_plain_handlers_work_with_virtual_time():
     async with Kit(workflows=[PATIENT], handlers={"work": where}, isolate=True) as kit:
         job = await kit.run("tried")
 
@@ -250,7 +250,7 @@ class Tile(BaseModel):
 
 
 @virtual_time
-async def test_params_and_output_are_checked_as_a_worker_does():
+async def test_params_and_output_are_checked_as_by_a_worker():
     async def typed(_ctx, tile: Tile) -> Tile:
         return Tile(value=tile.value + 1)
 
@@ -265,7 +265,7 @@ async def test_params_and_output_are_checked_as_a_worker_does():
 
 
 @virtual_time
-async def test_workflows_come_from_folders_and_files(tmp_path):
+async def test_workflows_are_loaded_from_folders_and_files(tmp_path):
     (tmp_path / "one.yaml").write_text(workflow("handler: noop", "one"))
     (tmp_path / "two.yml").write_text(workflow("handler: noop", "two"))
 
@@ -276,12 +276,12 @@ async def test_workflows_come_from_folders_and_files(tmp_path):
         assert "two" not in kit.library.workflows
 
 
-def test_a_wrong_workflow_is_reported_at_once():
+def test_an_invalid_workflow_is_reported_at_once():
     with pytest.raises(InvalidWorkflow, match="no_such_handler"):
         Kit(workflows=[workflow("handler: no_such_handler")])
 
 
-async def story_of_a_seed(seed):
+async def transcript_of(seed):
     text = workflow("handler: work, retry: {max_attempts: 5, initial_delay_seconds: 3600, max_delay_seconds: 7200}")
 
     async def fails(ctx):
@@ -289,11 +289,11 @@ async def story_of_a_seed(seed):
             raise HandlerFailed("again")
 
     async with Kit(workflows=[text], handlers={"work": fails}, seed=seed) as kit:
-        return (await kit.run("tried")).story()
+        return (await kit.run("tried")).transcript()
 
 
-def test_a_seed_repeats_exactly():
-    transcripts = [virtual_time(story_of_a_seed)(seed) for seed in (1, 1, 2)]
+def test_the_same_seed_gives_the_same_transcript():
+    transcripts = [virtual_time(transcript_of)(seed) for seed in (1, 1, 2)]
 
     assert transcripts[0] == transcripts[1]
     assert transcripts[0] != transcripts[2]
@@ -328,7 +328,7 @@ async def test_events_are_expected_in_their_order():
 
 
 @virtual_time
-async def test_waiting_for_ever_ends_with_the_story():
+async def test_a_wait_beyond_its_timeout_fails_with_the_transcript():
     async def never(_ctx):
         await asyncio.sleep(100 * HOUR)
 
@@ -346,7 +346,7 @@ async def test_an_unknown_workflow_is_reported_with_the_known_ones():
             await kit.run("trid")
 
 
-async def test_without_virtual_time_the_kit_says_what_to_do():
+async def test_the_error_without_virtual_time_says_what_to_do():
     with pytest.raises(RuntimeError, match="@virtual_time"):
         async with Kit():
             pass
@@ -365,7 +365,7 @@ def test_an_inconsistent_history_is_reported_at_the_end():
 
 @pytest.mark.requirement("E18")
 @virtual_time
-async def test_large_outputs_and_params_go_by_reference_here_too():
+async def test_large_outputs_and_params_are_passed_by_reference():
     async def make(_ctx):
         return ["a line"] * 50_000
 

@@ -1,4 +1,4 @@
-"""Other packages add handlers and workflows; a broken one is reported and does not affect the others."""
+"""Packages add handlers and workflows; a broken package is reported and does not affect the others."""
 
 import sys
 
@@ -35,7 +35,7 @@ nodes:
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder for packages, on this process's path."""
+    """A folder for packages, on the import path of this process."""
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
@@ -82,7 +82,7 @@ def test_a_package_adds_handlers_and_workflows(site, catalog):
         ("REGISTRATIONS = ('a name',)", "not a Registration"),
     ],
 )
-def test_handlers_that_cannot_be_loaded_are_reported_and_block_no_others(site, catalog, capsys, text, message):
+def test_handlers_that_cannot_be_loaded_are_reported_and_do_not_affect_others(site, catalog, capsys, text, message):
     write_package(site, "bad_package", {"handlers.py": text}, handlers="bad_package.handlers")
     good(site)
 
@@ -96,7 +96,7 @@ def test_handlers_that_cannot_be_loaded_are_reported_and_block_no_others(site, c
     assert "good" in catalog().workflows
 
 
-def test_an_entry_point_that_leads_nowhere_is_reported(site):
+def test_an_entry_point_without_a_target_is_reported(site):
     write_package(site, "bad_package", {}, handlers="bad_package.handlers:nothing", workflows="no_such_package")
     write_package(site, "worse_package", {}, workflows="worse_package")
     settings = load()
@@ -109,7 +109,7 @@ def test_an_entry_point_that_leads_nowhere_is_reported(site):
     assert "no .yaml files" in refused[1]
 
 
-def test_a_name_that_is_taken_is_refused_and_the_others_of_the_package_are_not(site):
+def test_only_the_handlers_whose_name_is_taken_are_refused(site):
     two = MARKED.format(name="echo") + MARKED.format(name="mine.echo").replace("async def handler", "async def other")
     write_package(site, "clashing", {"handlers.py": two}, handlers="clashing.handlers")
 
@@ -122,7 +122,7 @@ def test_a_name_that_is_taken_is_refused_and_the_others_of_the_package_are_not(s
     assert "clashing.handlers:handler" in problem
 
 
-def test_of_two_packages_with_one_name_the_same_one_stands_in_every_process(site):
+def test_the_choice_between_packages_with_the_same_handler_name_is_deterministic(site):
     for name in ("b_package", "a_package", "c_package"):
         files = {"handlers.py": MARKED.format(name="shared.work")}
         write_package(site, name, files, handlers=f"{name}.handlers")
@@ -131,7 +131,7 @@ def test_of_two_packages_with_one_name_the_same_one_stands_in_every_process(site
     assert len(installed().refused) == 2
 
 
-def test_one_bad_workflow_of_a_package_does_not_hold_up_the_other(site, catalog):
+def test_invalid_workflows_of_a_package_do_not_affect_its_valid_ones(site, catalog):
     files = {
         "bad.yaml": WORKFLOW.format(name="bad", handler="echo").replace("type: end", "type: ende"),
         "fine.yml": WORKFLOW.format(name="fine", handler="echo"),
@@ -150,7 +150,7 @@ def test_one_bad_workflow_of_a_package_does_not_hold_up_the_other(site, catalog)
     assert "no.such.handler" in messages
 
 
-def test_a_request_for_a_refused_workflow_is_answered_with_the_refusal(site, catalog):
+def test_the_error_for_a_refused_workflow_has_the_reason(site, catalog):
     files = {"bad.yaml": WORKFLOW.format(name="bad", handler="echo").replace("type: end", "type: ende")}
     write_package(site, "mixed", files, workflows="mixed")
 
@@ -158,17 +158,17 @@ def test_a_request_for_a_refused_workflow_is_answered_with_the_refusal(site, cat
         catalog().get("bad")
 
 
-def test_workflows_may_lie_in_a_folder_that_is_no_package_of_its_own(site, catalog):
+def test_workflows_can_be_in_a_folder_that_is_not_a_python_package(site, catalog):
     files = {"flows/one.yaml": WORKFLOW.format(name="one", handler="echo")}
     write_package(site, "nested", files, workflows="nested.flows")
 
     assert "one" in catalog().workflows
 
 
-# The example, in real processes
+# The example package in real processes
 
 
-def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster: Cluster, tmp_path):
+def test_orchestrator_worker_and_command_line_use_an_installed_package(cluster: Cluster, tmp_path):
     site = install_example(tmp_path / "site", tmp_path)
     write_package(site, "half_package", {"bad.yaml": "workflow_id: half"}, workflows="half_package")
     path = {"PYTHONPATH": str(site), "DAGMASTER_DATA": str(tmp_path / "data")}
@@ -189,11 +189,11 @@ def test_orchestrator_worker_and_command_line_know_an_installed_package(cluster:
     assert failed.returncode == 1
     assert "no river is named Styx" in failed.stdout + failed.stderr
     assert refused.returncode == 4
-    assert "bad.yaml" in refused.stderr  # the file by its name only: the message does not show the folders of a user
+    assert "bad.yaml" in refused.stderr  # only the name of the file, without its folder
     assert "half_package/bad.yaml" in stderr
 
 
-async def test_broken_packages_are_reported_and_block_no_others(database, tmp_path):
+async def test_broken_packages_are_reported_and_do_not_affect_others(database, tmp_path):
     site = install_example(tmp_path / "path", tmp_path)
     write_package(site, "bad_package", {"handlers.py": "import no_such_library"}, handlers="bad_package.handlers")
     write_package(site, "clashing", {"handlers.py": MARKED.format(name="echo")}, handlers="clashing.handlers")

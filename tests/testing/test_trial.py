@@ -35,7 +35,7 @@ def plain_area(_ctx: Any, box: Box) -> Area:
 
 @pytest.mark.parametrize("handler", [area, plain_area])
 @pytest.mark.parametrize("params", [{"width": 2, "height": 3}, Box(width=2, height=3)])
-def test_the_output_is_what_would_be_stored(handler, params):
+def test_the_output_is_converted_as_if_it_were_stored(handler, params):
     trial = run_handler(handler, params)
 
     assert trial.status == "succeeded"
@@ -51,7 +51,7 @@ def test_an_installed_handler_is_found_by_its_name():
 
 
 @pytest.mark.parametrize("handler", [area, plain_area])
-def test_params_that_do_not_fit_blame_the_data(handler):
+def test_invalid_params_are_blamed_on_the_data(handler):
     trial = run_handler(handler, {"width": 0, "height": 3})
 
     assert (trial.status, trial.blame, trial.error["code"]) == ("failed", "data", "params.invalid")
@@ -68,18 +68,18 @@ def test_params_that_do_not_fit_blame_the_data(handler):
         (KeyError("x"), "handler"),
     ],
 )
-def test_errors_are_blamed_as_a_worker_does(error, blame):
+def test_errors_have_the_same_blame_as_in_a_worker(error, blame):
     def raises(_ctx):
         raise error
 
-    async def raises_too(_ctx):
+    async def raises_async(_ctx):
         raise error
 
     assert run_handler(raises).blame == blame
-    assert run_handler(raises_too).blame == blame
+    assert run_handler(raises_async).blame == blame
 
 
-def test_the_output_of_a_handler_that_failed_says_why():
+def test_reading_the_output_of_a_failed_handler_raises_its_error():
     def raises(_ctx):
         raise ValueError("seven is not a prime")
 
@@ -87,7 +87,7 @@ def test_the_output_of_a_handler_that_failed_says_why():
         _ = run_handler(raises).output
 
 
-def test_output_that_can_not_be_stored_is_refused():
+def test_output_that_cannot_be_stored_is_refused():
     def returns_nan(_ctx):
         return {"mean": float("nan")}
 
@@ -105,7 +105,7 @@ def test_metrics_and_logs_are_kept():
     assert trial.log == ["info: tile written bytes=12"]
 
 
-def test_every_progress_is_remembered():
+def test_all_progress_reports_are_kept():
     async def goes(ctx):
         ctx.progress(0.5, "half", tiles=1)
         ctx.progress(2.0)
@@ -113,25 +113,25 @@ def test_every_progress_is_remembered():
     assert run_handler(goes).progress == [{"tiles": 1, "fraction": 0.5, "message": "half"}, {"fraction": 1.0}]
 
 
-def test_checkpoints_are_found_and_kept():
+def test_checkpoints_are_loaded_and_saved():
     def phases(ctx):
         last = ctx.load_checkpoint(lambda _name, data: data["good"])
         ctx.save_checkpoint("third", {"good": True})
         return last
 
-    async def phases_too(ctx):
+    async def phases_async(ctx):
         last = await ctx.load_checkpoint(lambda _name, data: data["good"])
         await ctx.save_checkpoint("third", {"good": True})
         return last
 
     before = {"first": {"good": True}, "second": {"good": False}}
-    for handler in (phases, phases_too):
+    for handler in (phases, phases_async):
         trial = run_handler(handler, checkpoints=before, attempt=2)
         assert trial.output == ["first", {"good": True}]
         assert trial.checkpoints == {**before, "third": {"good": True}}
 
 
-def test_the_last_of_several_checkpoints_counts():
+def test_the_last_of_several_checkpoints_is_loaded():
     def last(ctx):
         return ctx.load_checkpoint()[0]
 
@@ -139,14 +139,14 @@ def test_the_last_of_several_checkpoints_counts():
 
 
 def test_results_are_streamed():
-    def largest(ctx):
+    def all_rows(ctx):
         return [(row.index, row.status, row.output, row.error_message) for row in ctx.results(page=2)]
 
-    async def largest_too(ctx):
+    async def all_rows_async(ctx):
         return [(row.index, row.status, row.output, row.error_message) async for row in ctx.results(page=2)]
 
     given = [{"v": 3}, ChildResult(1, "n__1", "failed", None, "it broke"), 5]
-    for handler in (largest, largest_too):
+    for handler in (all_rows, all_rows_async):
         assert run_handler(handler, results=given).output == [
             [0, "completed", {"v": 3}, None],
             [1, "failed", None, "it broke"],
@@ -169,14 +169,14 @@ def test_a_flag_is_set_after_a_given_number_of_checks(flag, status):
     assert run_handler(works, **{f"{flag}_after": 0}).progress == []
 
 
-def test_giving_back_unasked_is_a_failure():
+def test_giving_back_without_a_request_is_a_failure():
     def leaves(ctx):
         raise ctx.give_back()
 
     assert run_handler(leaves).error["code"] == "handler.gave-back"
 
 
-def test_time_is_virtual_and_the_timeout_holds():
+def test_time_is_virtual_and_the_timeout_is_enforced():
     async def sleeps(_ctx):
         await asyncio.sleep(3000)
 
@@ -186,7 +186,7 @@ def test_time_is_virtual_and_the_timeout_holds():
     assert time.monotonic() - started < 2
 
 
-def test_the_registrations_own_timeout_holds_too():
+def test_the_timeout_of_a_registration_is_enforced():
     @register_handler("tests.short", timeout_seconds=5)
     async def sleeps(_ctx):
         await asyncio.sleep(6)
@@ -207,7 +207,7 @@ def where(ctx):
     return os.getpid()
 
 
-def test_a_handler_may_have_a_process_of_its_own():
+def test_a_handler_can_run_in_a_separate_process():
     trial = run_handler(where, isolate=True)
 
     assert trial.output != os.getpid()
@@ -217,7 +217,7 @@ def test_a_handler_may_have_a_process_of_its_own():
         run_handler(where, isolate=True, cancelled_after=1)
 
 
-def test_a_database_is_not_there():
+def test_there_is_no_database():
     def connects(ctx):
         ctx.connect()
 
@@ -239,7 +239,7 @@ async def lines_async(ctx: Any) -> list[str]:
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("handler", [lines, lines_async])
-def test_an_output_that_is_kept_by_reference_is_there_all_the_same(handler):
+def test_an_output_that_is_stored_by_reference_can_be_read(handler):
     trial = run_handler(handler, {"count": 50_000})
 
     assert trial.report.output_ref is not None

@@ -1,4 +1,4 @@
-"""Virtual time: waits are skipped, work outside the loop is not."""
+"""Virtual time skips waits, but not work outside the event loop."""
 
 import asyncio
 import socket
@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from dagmaster.testing import Standstill, VirtualLoop, virtual_time
+from dagmaster.testing import DeadlockError, VirtualLoop, virtual_time
 
 
 @virtual_time
-async def test_a_year_passes_at_once():
+async def test_a_wait_of_a_year_is_skipped():
     loop, started = asyncio.get_running_loop(), time.monotonic()
 
     await asyncio.sleep(365 * 24 * 3600)
@@ -44,7 +44,7 @@ async def test_timeouts_are_virtual():
 
 
 @virtual_time
-async def test_a_thread_is_waited_for_and_its_time_counts():
+async def test_the_loop_waits_for_a_thread_and_counts_its_time():
     async with asyncio.timeout(30):
         await asyncio.to_thread(time.sleep, 0.05)
 
@@ -52,7 +52,7 @@ async def test_a_thread_is_waited_for_and_its_time_counts():
 
 
 @virtual_time
-async def test_a_process_is_waited_for():
+async def test_the_loop_waits_for_a_process():
     async with asyncio.timeout(30):
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(0.1)")
         assert await process.wait() == 0
@@ -61,7 +61,7 @@ async def test_a_process_is_waited_for():
 
 
 @virtual_time
-async def test_a_process_that_could_not_be_started_is_not_waited_for():
+async def test_the_loop_does_not_wait_for_a_process_that_could_not_be_started():
     with pytest.raises(FileNotFoundError):
         await asyncio.create_subprocess_exec("/no/such/program")
 
@@ -71,7 +71,7 @@ async def test_a_process_that_could_not_be_started_is_not_waited_for():
 
 
 @virtual_time
-async def test_a_socket_is_waited_for():
+async def test_the_loop_waits_for_a_socket():
     local_socket, remote_socket = socket.socketpair()
     local_socket.setblocking(False)
     timer = threading.Timer(0.05, remote_socket.send, [b"hello"])
@@ -90,11 +90,11 @@ def test_a_wait_that_can_never_end_is_reported():
     async def wait():
         await asyncio.Event().wait()
 
-    with pytest.raises(Standstill):
+    with pytest.raises(DeadlockError):
         wait()
 
 
-def test_a_decorated_test_answers_and_takes_arguments():
+def test_a_decorated_function_takes_arguments_and_returns_its_result():
     @virtual_time
     async def add(one, *, other):
         return one + other

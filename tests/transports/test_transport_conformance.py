@@ -1,7 +1,6 @@
 """What every transport promises: one suite, run over each of them.
 
-A delivery is a hint to poll; so what counts is that one arrives for each queue that has news, and for those only
-who listen to it.
+A delivery is a hint to poll: one must arrive for each queue with new tasks, and only at the listeners of that queue.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ _JOB = UUID(int=1)
 
 @pytest.fixture(params=["memory", "postgres over a memory notifier", "postgres", "servicebus"])
 async def end(request: pytest.FixtureRequest) -> AsyncIterator[End]:
-    """Makes ends of one transport, each listening to the queues it is given."""
+    """A function that creates ends of one transport, each of which listens to the given queues."""
     ends: list[Transport] = []
     make = _makers(request)[request.param]
 
@@ -60,7 +59,7 @@ def stand_in() -> Iterator[BrokerThread]:
 
 
 def _servicebus(request: pytest.FixtureRequest, *queues: str) -> Transport:
-    """Over the SDK and the stand-in. Its queues are emptied before each test."""
+    """A transport over the SDK and the stand-in, whose queues are emptied before each test."""
     broker: BrokerThread = request.getfixturevalue("stand_in")
     if not _opened:
         for queue in broker.queues.values():
@@ -80,7 +79,7 @@ def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport
         return PostgresTransport(notifier, queues)
 
     if request.param == "postgres":
-        request.getfixturevalue("database")  # before the loop runs
+        request.getfixturevalue("database")  # a fixture must be requested before the loop runs
     return {
         "memory": lambda *queues: MemoryTransport(broker, queues),
         "postgres over a memory notifier": lambda *queues: PostgresTransport(
@@ -91,8 +90,8 @@ def _makers(request: pytest.FixtureRequest) -> dict[str, Callable[..., Transport
     }
 
 
-async def quiet(transport: Transport) -> None:
-    """Take what comes at the beginning: a transport may deliver a hint when it starts to listen."""
+async def receive_all(transport: Transport) -> None:
+    """Receive until nothing more arrives: a transport may deliver a hint when it starts to listen."""
     while await transport.receive(0.5):
         pass
 
@@ -108,7 +107,7 @@ def _number(delivery: Delivery) -> int:
 
 async def test_a_published_task_reaches_a_listener_at_once(end: End) -> None:
     worker, orchestrator = end("light"), end()
-    await quiet(worker)
+    await receive_all(worker)
     receiving = asyncio.create_task(worker.receive(SOON))
     await asyncio.sleep(0.05)
     started = time.monotonic()
@@ -119,9 +118,9 @@ async def test_a_published_task_reaches_a_listener_at_once(end: End) -> None:
     assert time.monotonic() - started < 1
 
 
-async def test_what_is_published_before_anyone_receives_is_not_lost(end: End) -> None:
+async def test_a_task_that_is_published_before_a_receive_is_not_lost(end: End) -> None:
     worker, orchestrator = end("light"), end()
-    await quiet(worker)
+    await receive_all(worker)
 
     await orchestrator.publish(tickets("light", 3))
     await asyncio.sleep(0.2)
@@ -131,8 +130,8 @@ async def test_what_is_published_before_anyone_receives_is_not_lost(end: End) ->
 
 async def test_queues_are_separate(end: End) -> None:
     light, heavy, orchestrator = end("light"), end("heavy"), end()
-    await quiet(light)
-    await quiet(heavy)
+    await receive_all(light)
+    await receive_all(heavy)
 
     await orchestrator.publish(tickets("heavy"))
 
@@ -140,9 +139,9 @@ async def test_queues_are_separate(end: End) -> None:
     assert not await light.receive(0.2)
 
 
-async def test_an_end_may_listen_to_several_queues(end: End) -> None:
+async def test_a_listener_can_receive_from_several_queues(end: End) -> None:
     worker, orchestrator = end("light", "heavy"), end()
-    await quiet(worker)
+    await receive_all(worker)
 
     await orchestrator.publish([*tickets("light"), *tickets("heavy")])
 
@@ -153,9 +152,9 @@ async def test_an_end_may_listen_to_several_queues(end: End) -> None:
         queues |= {delivery.queue for delivery in deliveries}
 
 
-async def test_an_empty_receive_takes_its_time_and_no_longer(end: End) -> None:
+async def test_a_receive_without_deliveries_ends_at_its_timeout(end: End) -> None:
     worker = end("light")
-    await quiet(worker)
+    await receive_all(worker)
     started = time.monotonic()
 
     assert not await worker.receive(0.2)
@@ -163,22 +162,22 @@ async def test_an_empty_receive_takes_its_time_and_no_longer(end: End) -> None:
     assert 0.15 < time.monotonic() - started < 1
 
 
-async def test_nothing_published_is_nothing_delivered(end: End) -> None:
+async def test_an_empty_publication_delivers_nothing(end: End) -> None:
     worker, orchestrator = end("light"), end()
-    await quiet(worker)
+    await receive_all(worker)
 
     await orchestrator.publish([])
 
     assert not await worker.receive(0.2)
 
 
-async def test_settling_is_idempotent_and_settled_deliveries_do_not_come_again(end: End) -> None:
+async def test_settling_is_idempotent_and_settled_deliveries_are_not_repeated(end: End) -> None:
     worker, other, orchestrator = end("light"), end("light"), end()
-    await quiet(worker)
-    await quiet(other)
+    await receive_all(worker)
+    await receive_all(other)
     await orchestrator.publish(tickets("light"))
     deliveries = await worker.receive(SOON) or await other.receive(SOON)
-    await quiet(other)
+    await receive_all(other)
 
     await worker.settle(deliveries)
     await worker.settle(deliveries)
@@ -186,9 +185,9 @@ async def test_settling_is_idempotent_and_settled_deliveries_do_not_come_again(e
     assert not await worker.receive(0.2)
 
 
-async def test_a_cancelled_receive_harms_nothing(end: End) -> None:
+async def test_a_cancelled_receive_loses_no_delivery(end: End) -> None:
     worker, orchestrator = end("light"), end()
-    await quiet(worker)
+    await receive_all(worker)
     receiving = asyncio.create_task(worker.receive(SOON))
     await asyncio.sleep(0.05)
     receiving.cancel()
@@ -199,7 +198,7 @@ async def test_a_cancelled_receive_harms_nothing(end: End) -> None:
     assert await worker.receive(SOON)
 
 
-async def test_the_memory_transport_delivers_each_ticket_once_and_again_if_its_receiver_leaves() -> None:
+async def test_the_memory_transport_repeats_deliveries_of_a_receiver_that_closes() -> None:
     broker = Broker()
     one, two = MemoryTransport(broker, ["q"], batch=3), MemoryTransport(broker, ["q"])
     await one.publish(tickets("q", 5))
@@ -229,20 +228,22 @@ async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
 
     assert [delivery.queue for delivery in await near.receive(SOON)] == ["light"]
     assert not receiving.done()
-    assert [delivery.queue for delivery in await receiving] == ["light"]  # in case the other one could not take it
+    assert [delivery.queue for delivery in await receiving] == [
+        "light"
+    ]  # in case the nearest worker could not claim the task
 
 
 async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
     exchange = MemoryExchange()
     far = PostgresTransport(exchange.notifier(*topics_of(["light"], "far")), ["light"], "far")
 
-    await PostgresTransport(exchange.notifier()).publish([Ticket("light", near="gone")])
+    await PostgresTransport(exchange.notifier()).publish([Ticket("light", near="dead")])
 
     assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
 
 
-async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
-    """Only for its own tasks: a task near a worker that does not respond still reaches the others."""
+async def test_tasks_of_a_worker_that_responds_wake_no_others(monkeypatch) -> None:
+    """A task near a worker that does not respond still reaches the others."""
     monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
     exchange = MemoryExchange()
     listener = exchange.notifier("tasks:light")
@@ -259,7 +260,7 @@ async def test_a_worker_that_keeps_up_wakes_no_others(monkeypatch) -> None:
     assert await listener.wait(SOON) == {"tasks:light"}
 
 
-def test_notifications_sent_by_the_ledger_equal_those_of_the_transport() -> None:
+def test_the_topics_for_tickets_depend_on_the_transport() -> None:
     transport = PostgresTransport(MemoryExchange().notifier())
 
     assert transport.topics([Ticket("light"), Ticket("heavy"), Ticket("light")]) == ["tasks:heavy", "tasks:light"]

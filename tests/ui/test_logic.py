@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(300)
-def test_the_logic_of_the_pages_holds() -> None:
+def test_the_unit_tests_of_the_pages_pass() -> None:
     result = subprocess.run(["scripts/ui", "test"], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert result.returncode == 0, result.stdout[-6000:] + result.stderr[-2000:]

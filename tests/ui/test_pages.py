@@ -1,4 +1,4 @@
-"""The built pages as a browser gets them: whole, compressed, cached by name, and never anything else of the machine."""
+"""The built pages as the server returns them: compressed, with caching headers, and no other files of the machine."""
 
 import gzip
 import re
@@ -21,7 +21,7 @@ def browser(shared_database: str) -> TestClient:
     return TestClient(app, base_url="http://localhost", follow_redirects=False)
 
 
-def test_every_path_of_the_pages_is_the_same_document(browser: TestClient) -> None:
+def test_every_path_of_the_pages_returns_the_same_document(browser: TestClient) -> None:
     start = browser.get("/ui/")
 
     assert start.status_code == 200
@@ -31,24 +31,26 @@ def test_every_path_of_the_pages_is_the_same_document(browser: TestClient) -> No
     ] * 3
 
 
-def test_the_address_without_its_slash_leads_to_the_pages(browser: TestClient) -> None:
+def test_the_url_without_a_slash_at_its_end_is_redirected_to_the_pages(browser: TestClient) -> None:
     response = browser.get("/ui?tab=x")
 
     assert (response.status_code, response.headers["location"]) == (308, "/ui/?tab=x")
 
 
-def test_pages_run_no_scripts_but_their_own(browser: TestClient) -> None:
+def test_pages_may_run_only_their_own_scripts(browser: TestClient) -> None:
     page = browser.get("/ui/")
 
     policy = page.headers["content-security-policy"]
     assert "script-src 'self'" in policy
     assert "unsafe" not in policy
     assert "frame-ancestors 'none'" in policy
-    assert not re.search(r"<script(?![^>]*\bsrc=)", page.text), "a script inside of the page would not run"
+    assert not re.search(r"<script(?![^>]*\bsrc=)", page.text), "the policy would not run an inline script"
     assert not re.search(r"(src|href)=\"(https?:)?//", page.text), "the pages work without the internet"
 
 
-def test_files_with_a_hash_in_their_name_are_kept_and_the_page_is_asked_for_each_time(browser: TestClient) -> None:
+def test_files_with_a_hash_in_their_name_are_cached_and_the_document_is_requested_each_time(
+    browser: TestClient,
+) -> None:
     page = browser.get("/ui/")
     script = re.search(r'src="(/ui/assets/[^"]+\.js)"', page.text)
 
@@ -57,7 +59,7 @@ def test_files_with_a_hash_in_their_name_are_kept_and_the_page_is_asked_for_each
     assert "immutable" in browser.get(script[1]).headers["cache-control"]
 
 
-def test_browsers_get_compressed_files_and_others_plain_ones(browser: TestClient) -> None:
+def test_files_are_compressed_for_clients_that_accept_it(browser: TestClient) -> None:
     script = re.search(r'src="(/ui/assets/[^"]+\.js)"', browser.get("/ui/").text)
     assert script is not None
 
@@ -83,7 +85,7 @@ def test_browsers_get_compressed_files_and_others_plain_ones(browser: TestClient
         "/ui/.built/x.js",
     ],
 )
-def test_nothing_but_the_built_files_is_served(browser: TestClient, path: str) -> None:
+def test_only_the_built_files_are_served(browser: TestClient, path: str) -> None:
     response = browser.get(path)
 
     assert response.status_code == 404
@@ -95,7 +97,7 @@ def compressed(names: set[str]) -> int:
 
 
 def needed_by(script: str) -> set[str]:
-    """A script and all that it imports before it runs; not what it loads later, such as the map library."""
+    """A script and the scripts that it imports before it runs, not those that it loads later (such as MapLibre)."""
     names, missing = set[str](), [script]
     while missing:
         name = missing.pop()
@@ -107,7 +109,7 @@ def needed_by(script: str) -> set[str]:
 
 
 def test_the_first_load_of_every_page_is_small(browser: TestClient) -> None:
-    """The document, what it names, and the scripts of the page that is opened."""
+    """The first load is the document, the files that it refers to, and the scripts of the page that is opened."""
     named = {"index.html", *re.findall(r'(?:src|href)="/ui/([^"]+)"', browser.get("/ui/").text)}
     sources = Path(__file__).parents[2] / "ui/src/routes.ts"
     pages = re.findall(r'import\("\./pages/(\w+)"\)', sources.read_text())
@@ -132,7 +134,9 @@ def test_the_map_library_is_loaded_only_with_a_map(browser: TestClient) -> None:
     assert large.name not in page
 
 
-def test_an_installation_without_built_pages_says_so(browser: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_built_pages_responds_with_503(
+    browser: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(routes, "_content", lambda name: None)
 
     response = browser.get("/ui/")

@@ -1,4 +1,4 @@
-"""An app with a few routes behind each server's middleware, and nothing else of that server."""
+"""A small app with a few routes behind the middleware of the API, and one behind that of the map server."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ LIMIT = 1_048_576
 
 
 @dataclass(frozen=True)
-class House:
+class AppUnderTest:
     app: FastAPI
     hides_details: bool
 
@@ -33,7 +33,7 @@ class House:
         return TestClient(self.app, base_url="http://localhost:8000")
 
 
-def api(*, is_open_to_all: bool = False, **options: Any) -> House:
+def api(*, is_open_to_all: bool = False, **options: Any) -> AppUnderTest:
     app = _app(api_problems.register)
     app.add_middleware(
         ApiMiddleware,
@@ -42,10 +42,10 @@ def api(*, is_open_to_all: bool = False, **options: Any) -> House:
         is_open_to_all=is_open_to_all,
         **{"authentication": NO_AUTHENTICATION, **options},
     )
-    return House(app, hides_details=False)
+    return AppUnderTest(app, hides_details=False)
 
 
-def maps(*, is_open_to_all: bool = False, **options: Any) -> House:
+def maps(*, is_open_to_all: bool = False, **options: Any) -> AppUnderTest:
     app = _app(map_problems.register)
     app.add_middleware(
         MapMiddleware,
@@ -55,28 +55,28 @@ def maps(*, is_open_to_all: bool = False, **options: Any) -> House:
         access=AccessDecisions(cast(CatalogReader, None)),  # no route here reads the catalogue
         **{"authentication": NO_AUTHENTICATION, **options},
     )
-    return House(app, hides_details=True)
+    return AppUnderTest(app, hides_details=True)
 
 
 @pytest.fixture(params=[api, maps], ids=["api", "serving"])
-def build(request: pytest.FixtureRequest) -> Callable[..., House]:
-    house: Callable[..., House] = request.param
-    return house
+def build(request: pytest.FixtureRequest) -> Callable[..., AppUnderTest]:
+    chosen: Callable[..., AppUnderTest] = request.param
+    return chosen
 
 
 @pytest.fixture
-def house(build: Callable[..., House]) -> House:
+def under_test(build: Callable[..., AppUnderTest]) -> AppUnderTest:
     return build(is_open_to_all=False)
 
 
 @pytest.fixture
-def client(house: House) -> TestClient:
-    return house.client()
+def client(under_test: AppUnderTest) -> TestClient:
+    return under_test.client()
 
 
 @pytest.fixture(autouse=True)
 def plain_logs() -> Iterator[None]:
-    """As a process has them. Unconfigured ones draw every variable of a traceback, which takes seconds."""
+    """Logs as in a process. Otherwise structlog would print all variables of a traceback, which takes seconds."""
     before = structlog.get_config()
     log.configure("warning")
     yield

@@ -1,4 +1,4 @@
-"""An issuer of OIDC tokens on loopback, with keys of its own. People who open its page are signed in at once."""
+"""An issuer of OIDC tokens on loopback, with its own keys. Users who open its page are signed in at once."""
 
 import base64
 import hashlib
@@ -93,7 +93,7 @@ class Issuer:
         }
 
     def authorize(self, query: str) -> str:
-        """The address to which a browser is led back from the page of the issuer."""
+        """The URL to which the page of the issuer redirects the browser."""
         parameters = dict(parse_qsl(query))
         assert (parameters["response_type"], parameters["code_challenge_method"]) == ("code", "S256")
         assert (parameters["client_id"], "openid" in parameters["scope"].split()) == (CLIENT, True)

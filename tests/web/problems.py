@@ -1,4 +1,4 @@
-"""What every problem response looks like, on every server."""
+"""The form of every problem response, on every server."""
 
 from typing import Any
 

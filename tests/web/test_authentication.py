@@ -1,4 +1,4 @@
-"""A route gets its caller, or the request is refused: without credentials, with bad ones, or without the permission."""
+"""A route gets its caller. A request with missing or invalid credentials, or without the permission, is refused."""
 
 from typing import Annotated, Any
 
@@ -36,25 +36,25 @@ class ByName:
 
 
 @pytest.fixture
-def house(build):
-    house = build(authentication=ByName())
+def under_test(build):
+    under_test = build(authentication=ByName())
 
-    @house.app.get("/jobs")
+    @under_test.app.get("/jobs")
     async def jobs(caller: Annotated[Caller, Depends(needs(Permission.JOBS_READ))]) -> str:
         return caller.name
 
-    @house.app.get("/open", dependencies=[Depends(needs(Permission.ANYONE))])
+    @under_test.app.get("/open", dependencies=[Depends(needs(Permission.ANYONE))])
     async def anyone() -> str:
         return "open"
 
-    return house
+    return under_test
 
 
 def test_a_caller_with_the_permission_reaches_the_route(client):
     assert client.get("/jobs", headers={"Authorization": "operator"}).json() == "o"
 
 
-def test_a_request_without_credentials_is_asked_for_them(client):
+def test_a_request_without_credentials_is_refused_with_a_challenge(client):
     answer = client.get("/jobs")
 
     problem = check(answer, 401, "auth.required")
@@ -63,12 +63,12 @@ def test_a_request_without_credentials_is_asked_for_them(client):
 
 
 @pytest.mark.parametrize("name", ["viewer", "without scopes"])
-def test_a_caller_without_the_permission_learns_its_name_and_who_has_it(client, name, house):
+def test_a_refused_caller_learns_the_missing_permission_and_which_scopes_have_it(client, name, under_test):
     problem = check(client.get("/jobs", headers={"Authorization": name}), 403, "auth.not-allowed")
 
     assert "jobs:read" in problem["detail"]
     assert "operator" in problem["hint"]
-    assert problem["facts"] == ({} if house.hides_details else {"permission": "jobs:read"})
+    assert problem["facts"] == ({} if under_test.hides_details else {"permission": "jobs:read"})
 
 
 def test_a_route_for_anyone_needs_no_credentials(client):
@@ -76,29 +76,29 @@ def test_a_route_for_anyone_needs_no_credentials(client):
 
 
 @pytest.mark.parametrize("path", ["/open", "/jobs", "/here", "/missing"])
-def test_bad_credentials_are_refused_on_every_route(client, path):
+def test_invalid_credentials_are_refused_on_every_route(client, path):
     answer = client.get(path, headers={"Authorization": "unknown"})
 
     check(answer, 401, "auth.invalid-key")
     assert "www-authenticate" in answer.headers
 
 
-def test_credentials_that_cannot_be_checked_are_not_refused_as_bad(client):
+def test_credentials_that_cannot_be_checked_are_not_refused_as_invalid(client):
     answer = client.get("/jobs", headers={"Authorization": "away"})
 
     check(answer, 503, "auth.issuer-unavailable")
     assert answer.headers["retry-after"]
 
 
-def test_the_declared_permission_can_be_read_from_a_route(house):
-    declared = {route.path: permission_of(route) for route in house.app.routes}
+def test_the_declared_permission_can_be_read_from_a_route(under_test):
+    declared = {route.path: permission_of(route) for route in under_test.app.routes}
 
     assert declared["/jobs"] is Permission.JOBS_READ
     assert declared["/open"] is Permission.ANYONE
     assert declared["/here"] is None
 
 
-def test_a_plain_route_declares_its_permission_at_its_endpoint():
+def test_a_starlette_route_declares_its_permission_at_its_endpoint():
     async def endpoint(scope, receive, send): ...
 
     endpoint.permission = Permission.ANYONE

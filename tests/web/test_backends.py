@@ -1,4 +1,4 @@
-"""To which server a request is forwarded, by what the checks of the servers say."""
+"""To which server a request is forwarded, according to the checks of the servers."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Servers:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends, "CHECK_SECONDS", 0.001)
 
 
@@ -44,7 +44,7 @@ async def checked(servers: Servers, *urls: str):
         yield group
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)
@@ -54,7 +54,7 @@ def order_of(group: Backends) -> list[str]:
     return [backend.url for backend in group.candidates()]
 
 
-def test_requests_begin_with_each_server_in_turn_and_every_other_one_follows():
+def test_servers_are_tried_first_in_turn_and_the_others_follow():
     group = Backends([A, B, C], Servers(), role="test")
 
     orders = [order_of(group) for _ in range(6)]
@@ -65,36 +65,36 @@ def test_requests_begin_with_each_server_in_turn_and_every_other_one_follows():
 
 
 @pytest.mark.parametrize("fault", [httpx2.ConnectError("refused"), httpx2.ConnectTimeout("slow"), 503])
-async def test_a_server_that_is_down_is_the_last_one_for_as_long_as_it_is_down_and_still_tried(fault):
+async def test_a_server_is_tried_last_while_it_is_down(fault):
     servers = Servers(a=fault, b=200)
     async with checked(servers, A, B) as group:
-        await until(lambda: servers.checks["a"] > 3 * backends.HANGS_AFTER)
+        await wait_until(lambda: servers.checks["a"] > 3 * backends.HANGS_AFTER)
         orders = [order_of(group) for _ in range(4)]
-        alone = group.has_healthy
+        had_healthy = group.has_healthy
         servers.behaviour["a"] = 200
-        await until(lambda: all(state.is_healthy for state in group.states()))
-        first_offsets = {order_of(group)[0] for _ in range(4)}
+        await wait_until(lambda: all(state.is_healthy for state in group.states()))
+        first_servers = {order_of(group)[0] for _ in range(4)}
 
     assert orders == [[B, A]] * 4
-    assert alone
-    assert first_offsets == {A, B}
+    assert had_healthy
+    assert first_servers == {A, B}
 
 
-async def test_a_server_that_accepts_connections_and_does_not_respond_is_not_tried_until_it_does():
+async def test_a_server_that_accepts_connections_without_responding_is_not_tried():
     servers = Servers(a=httpx2.ReadTimeout("silent"), b=200)
     async with checked(servers, A, B) as group:
-        await until(lambda: servers.checks["a"] > backends.HANGS_AFTER)
+        await wait_until(lambda: servers.checks["a"] > backends.HANGS_AFTER)
         hanging = order_of(group)
         servers.behaviour["a"] = 503
         before = servers.checks["a"]
-        await until(lambda: servers.checks["a"] > before + 1)
+        await wait_until(lambda: servers.checks["a"] > before + 1)
         responding = order_of(group)
 
     assert hanging == [B]
     assert responding == [B, A]
 
 
-async def test_one_check_without_a_response_is_not_enough():
+async def test_a_server_is_still_tried_after_one_check_without_a_response():
     servers = Servers(a=httpx2.ReadTimeout("busy"))
     group = Backends([A], servers, role="test")
     orders = []

@@ -54,7 +54,7 @@ async def test_the_api_counts_requests_jobs_and_queues(database):
     assert any(name.startswith("dagmaster_orchestrator_") and name.endswith("_total") for name in after)
 
 
-async def test_without_a_database_there_are_metrics_of_the_process():
+async def test_without_a_database_there_are_only_metrics_of_the_process():
     async with api("postgresql://nobody@127.0.0.1:1/none") as http:
         answer = await http.get("/metrics")
 
@@ -64,14 +64,14 @@ async def test_without_a_database_there_are_metrics_of_the_process():
     assert not any(name.startswith("dagmaster_queue") for name in samples)
 
 
-async def test_another_host_name_gets_no_metrics(database):
+async def test_requests_with_a_foreign_host_name_get_no_metrics(database):
     async with api(database) as http:
         answer = await http.get("/metrics", headers={"Host": "rebound.example"})
 
     assert answer.status_code == 403
 
 
-def test_invented_methods_do_not_become_labels():
+def test_unknown_http_methods_do_not_become_labels():
     metrics = RequestMetrics("api")
     for number in range(1000):
         metrics.begin()
@@ -84,7 +84,7 @@ def test_invented_methods_do_not_become_labels():
 
 
 def test_large_counts_are_exact():
-    """Prometheus computes rates: a rounded counter has none."""
+    """Prometheus computes rates from differences, which are lost if a counter is rounded."""
     metrics: Any = RequestMetrics("api")
     metrics._responses["GET", 200] = 123_456_789
 
@@ -92,7 +92,7 @@ def test_large_counts_are_exact():
     assert samples['dagmaster_http_requests_total{method="GET",status="200"}'] == 123_456_789
 
 
-async def test_durations_have_the_templates_of_routes_as_labels(database):
+async def test_durations_are_labelled_with_the_templates_of_routes(database):
     async with api(database) as http:
         for number in range(5):
             await http.get(f"/api/v1/jobs/00000000-0000-7000-8000-00000000000{number}")
@@ -107,7 +107,7 @@ async def test_durations_have_the_templates_of_routes_as_labels(database):
     assert any('route="/ui/{path:path}"' in sample for sample in samples)
 
 
-async def test_queues_and_database_are_read_once_for_all_scrapes_of_some_seconds(database):
+async def test_queues_and_database_are_read_once_for_scrapes_within_a_few_seconds(database):
     async with api(database) as http:
         reads = []
         services = http._transport.app.state.services
@@ -130,7 +130,7 @@ async def test_queues_and_database_are_read_once_for_all_scrapes_of_some_seconds
         assert 'dagmaster_queue_oldest_seconds{queue="container-tasks"}' in samples
 
 
-def test_two_servers_in_one_process_count_separately():
+def test_two_servers_in_one_process_have_separate_metrics():
     first, second = RequestMetrics("api"), RequestMetrics("gateway")
     first.begin()
     first.end("GET", 200, 0.1, "/livez")
@@ -139,7 +139,7 @@ def test_two_servers_in_one_process_count_separately():
     assert requests.samples == []
 
 
-def test_durations_are_the_histogram_of_the_library():
+def test_durations_give_the_same_histogram_as_the_prometheus_library():
     random = Random(3)
     ours = Durations("seconds", "Seconds", ("route",), REQUEST_SECONDS)
     theirs = Histogram("seconds", "Seconds", ("route",), buckets=REQUEST_SECONDS, registry=None)

@@ -1,4 +1,4 @@
-"""The middleware of every server: an id for each request, only known host names, a limit of bytes, a response."""
+"""The middleware of every server: request ids, allowed host names and origins, the size limit, and internal errors."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from tests.web.problems import check
 
 @pytest.mark.requirement("X2")
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::"])
-def test_a_foreign_host_is_refused(client, house, host):
+def test_an_unknown_host_is_refused(client, under_test, host):
     problem = check(client.get("/here", headers={"Host": host}), 403, "request.foreign-host")
 
     assert problem["hint"].startswith("use localhost as the host name")
-    assert problem["facts"] == ({} if house.hides_details else {"host": host})
+    assert problem["facts"] == ({} if under_test.hides_details else {"host": host})
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8003", "[::1]:8003", HOST])
@@ -20,14 +20,14 @@ def test_a_host_of_the_server_is_accepted(client, host):
     assert client.get("/here", headers={"Host": host}).json() == "here"
 
 
-def test_a_server_open_to_all_answers_any_host(build):
+def test_a_server_that_is_open_to_all_accepts_any_host(build):
     answer = build(is_open_to_all=True).client().get("/here", headers={"Host": "evil.example"})
 
     assert answer.json() == "here"
 
 
 @pytest.mark.requirement("X2")
-def test_a_body_that_says_it_is_too_large_is_not_read(client):
+def test_a_body_whose_declared_length_is_too_large_is_not_read(client):
     fits = client.post("/length", content=b" " * LIMIT)
     problem = check(client.post("/length", content=b" " * (LIMIT + 1)), 413, "request.too-large")
 
@@ -36,18 +36,18 @@ def test_a_body_that_says_it_is_too_large_is_not_read(client):
 
 
 @pytest.mark.requirement("X2")
-def test_a_body_without_length_is_counted_as_it_comes(client, house):
+def test_a_body_without_a_declared_length_is_limited_while_it_is_received(client, under_test):
     fits = client.post("/length", content=(b" " * 65536 for _ in range(16)))
     problem = check(client.post("/length", content=(b" " * 65536 for _ in range(17))), 413, "request.too-large")
 
     assert fits.json() == LIMIT
     assert problem["detail"] == (
-        "Request Entity Too Large" if house.hides_details else f"a request may have at most {LIMIT} bytes"
+        "Request Entity Too Large" if under_test.hides_details else f"a request may have at most {LIMIT} bytes"
     )
 
 
 @pytest.mark.requirement("O1")
-def test_the_id_of_a_request_is_echoed(client):
+def test_a_valid_request_id_of_the_client_is_returned(client):
     given = client.get("/here", headers={"X-Request-ID": "abc-1"})
     odd = client.get("/here", headers={"X-Request-ID": "no spaces, please"})
 
@@ -86,7 +86,7 @@ IMAGE = {**CROSS, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
         CROSS,
     ],
 )
-def test_without_authentication_pages_of_other_sites_are_refused(client, method, headers):
+def test_without_authentication_requests_from_pages_of_other_sites_are_refused(client, method, headers):
     answer = client.request(method, "/here", headers=headers)
 
     assert answer.status_code == 403
@@ -104,19 +104,19 @@ def test_without_authentication_pages_of_other_sites_are_refused(client, method,
         LINK,
     ],
 )
-def test_own_pages_and_links_from_elsewhere_are_accepted(client, headers):
+def test_requests_of_own_pages_and_links_from_other_sites_are_accepted(client, headers):
     answer = client.get("/here", headers=headers)
 
     assert answer.json() == "here"
     assert "access-control-allow-origin" not in answer.headers
 
 
-def test_another_site_may_show_images_of_the_map_server_only(client, house):
-    assert client.get("/here", headers=IMAGE).status_code == (200 if house.hides_details else 403)
+def test_other_sites_may_show_only_images_of_the_map_server(client, under_test):
+    assert client.get("/here", headers=IMAGE).status_code == (200 if under_test.hides_details else 403)
 
 
 @pytest.mark.parametrize("headers", [LINK, IMAGE])
-def test_another_site_may_not_send_what_changes_something(client, headers):
+def test_other_sites_may_not_send_changes(client, headers):
     check(client.post("/length", headers=headers), 403, "request.foreign-origin")
 
 

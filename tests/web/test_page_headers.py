@@ -1,4 +1,4 @@
-"""Pages run no inline scripts, load nothing from elsewhere, and are shown by no other site."""
+"""Pages run no inline scripts, load nothing from other hosts, and cannot be embedded by other sites."""
 
 import pytest
 

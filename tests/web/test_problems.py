@@ -11,36 +11,36 @@ from tests.web.problems import check
 
 
 @pytest.mark.requirement("X3")
-def test_secrets_in_errors_are_redacted(client, house):
+def test_secrets_in_errors_are_redacted(client, under_test):
     answer = client.get("/refused")
 
     problem = check(answer, 409, "conflict")
     assert "hunter2" not in answer.text
-    assert set(problem["facts"]) == (set() if house.hides_details else {"url", "many"})
+    assert set(problem["facts"]) == (set() if under_test.hides_details else {"url", "many"})
 
 
-def test_texts_are_bounded_and_what_is_away_may_be_asked_for_again(client, house):
+def test_long_texts_are_shortened_and_an_unavailable_service_may_be_retried(client, under_test):
     answer = client.get("/long")
 
     problem = check(answer, 503, "long.away")
-    assert len(problem["detail"]) == (1000 if house.hides_details else 4000)
+    assert len(problem["detail"]) == (1000 if under_test.hides_details else 4000)
     assert problem["detail"].endswith("y…")
     assert answer.headers["retry-after"] == "2"
-    assert answer.headers.get("cache-control") == ("no-store" if house.hides_details else None)
+    assert answer.headers.get("cache-control") == ("no-store" if under_test.hides_details else None)
 
 
-def test_halves_of_characters_do_not_stand_in_the_way(client):
+def test_lone_surrogates_in_a_message_are_replaced(client):
     assert check(client.get("/halves"), 409, "conflict")["detail"] == "?"
 
 
-def test_mistakes_in_a_file_have_their_places(client, house):
+def test_mistakes_in_a_workflow_file_have_line_and_column(client, under_test):
     problem = check(client.get("/file"), 422, "workflow.invalid")
 
     places = [(each["message"], each["line"], each["column"], each["node"]) for each in problem["errors"]]
-    assert places == ([] if house.hides_details else [("no such node", 3, 5, "a")])
+    assert places == ([] if under_test.hides_details else [("no such node", 3, 5, "a")])
 
 
-def test_an_unknown_path_is_answered_with_a_hint(client):
+def test_the_response_to_an_unknown_path_has_a_hint(client):
     missing = check(client.get("/nowhere"), 404, "route.not-found")
     other = client.delete("/here")
 

@@ -15,7 +15,7 @@ from dagmaster.serving.server import MapServer
 from dagmaster.web.server import TimedProtocol, WebServer
 
 
-async def test_what_is_under_way_is_finished_and_the_port_given_back():
+async def test_a_stopped_server_finishes_open_requests_and_releases_the_port():
     app, has_arrived, may_answer = FastAPI(), asyncio.Event(), asyncio.Event()
 
     @app.get("/slow")
@@ -42,7 +42,7 @@ async def test_what_is_under_way_is_finished_and_the_port_given_back():
         pass
 
 
-async def test_waiting_for_a_failed_start_ends():
+async def test_waiting_for_a_start_ends_when_the_start_fails():
     @asynccontextmanager
     async def failing(_app: FastAPI) -> AsyncIterator[None]:
         raise RuntimeError("it can't")
@@ -68,7 +68,7 @@ async def test_waiting_for_a_failed_start_ends():
     ],
 )
 async def test_forwarded_headers_are_used_only_from_trusted_proxies(trusted, client, scheme):
-    """The last address that is not a proxy counts: the ones before it are what the client says."""
+    """The last address that is not a proxy counts: the client could have written the ones before it."""
     app = FastAPI()
 
     @app.get("/client")
@@ -124,7 +124,7 @@ def short_times(monkeypatch):
 
 
 async def received(port: int, sent: bytes, *, byte_by_byte: bytes = b"") -> tuple[bytes, float]:
-    """What the server answers until it closes the connection, and the seconds until then."""
+    """The bytes that the server sends until it closes the connection, and the seconds until then."""
     started = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(sent)
@@ -143,7 +143,7 @@ async def received(port: int, sent: bytes, *, byte_by_byte: bytes = b"") -> tupl
 
 @pytest.mark.requirement("X3")
 @pytest.mark.parametrize("kind", [ApiServer, MapServer])
-async def test_a_request_that_is_not_sent_to_its_end_is_closed(kind, short_times):
+async def test_a_request_that_is_not_sent_completely_is_closed(kind, short_times):
     async with serving(kind) as port:
         answers = dict(
             zip(UNFINISHED, await asyncio.gather(*(received(port, sent) for sent in UNFINISHED.values())), strict=True)
@@ -157,7 +157,7 @@ async def test_a_request_that_is_not_sent_to_its_end_is_closed(kind, short_times
 
 @pytest.mark.requirement("X3")
 @pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD.replace(b": 4", b": 400")], ids=["head", "headers", "body"])
-async def test_a_request_that_is_sent_byte_by_byte_gains_no_time(sent, short_times):
+async def test_sending_a_request_byte_by_byte_does_not_extend_its_time_limit(sent, short_times):
     async with serving(WebServer) as port:
         answer, seconds = await received(port, sent, byte_by_byte=b"X-Slow: " + b"a" * 90)
 
@@ -166,7 +166,7 @@ async def test_a_request_that_is_sent_byte_by_byte_gains_no_time(sent, short_tim
 
 
 @pytest.mark.requirement("X3")
-async def test_time_between_and_after_whole_requests_does_not_count(short_times):
+async def test_time_between_and_after_complete_requests_is_not_limited(short_times):
     async with serving(WebServer) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         answers = []
@@ -180,7 +180,7 @@ async def test_time_between_and_after_whole_requests_does_not_count(short_times)
 
 
 @pytest.mark.requirement("X3")
-async def test_a_handler_may_take_longer_than_a_request_may_be_sent(short_times):
+async def test_a_handler_may_take_longer_than_the_time_limit_of_a_request(short_times):
     app = FastAPI()
 
     @app.get("/slow")

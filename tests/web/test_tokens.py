@@ -1,4 +1,4 @@
-"""OIDC tokens of a local issuer: only what it signed for us, with an allowed algorithm and in time, makes a caller."""
+"""OIDC tokens of a local issuer: only a valid token that it signed for this platform identifies a caller."""
 
 import asyncio
 import base64
@@ -24,19 +24,19 @@ pytestmark = pytest.mark.requirement("X1")
 
 
 @pytest.fixture
-def local():
+def local_issuer():
     with issuer() as running:
         yield running
 
 
-def verifier_of(local, **changed):
-    chosen = load(**{"oidc_issuer": local.url, "oidc_audience": AUDIENCE, **changed})
-    return TokenVerifier.of(chosen, local.url)
+def verifier_of(local_issuer, **changed):
+    chosen = load(**{"oidc_issuer": local_issuer.url, "oidc_audience": AUDIENCE, **changed})
+    return TokenVerifier.of(chosen, local_issuer.url)
 
 
 @pytest.fixture
-async def verifier(local):
-    verifier_of_issuer = verifier_of(local)
+async def verifier(local_issuer):
+    verifier_of_issuer = verifier_of(local_issuer)
     yield verifier_of_issuer
     await verifier_of_issuer.close()
 
@@ -53,8 +53,8 @@ def encoded(part):
     return base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
 
 
-async def test_a_token_of_the_issuer_makes_a_caller(local, verifier):
-    caller = await verifier.caller(local.token())
+async def test_a_token_of_the_issuer_makes_a_caller(local_issuer, verifier):
+    caller = await verifier.caller(local_issuer.token())
 
     assert (caller.name, caller.scopes, caller.platform_id) == ("oidc:ada", {Scope.REVIEWER}, None)
 
@@ -62,19 +62,19 @@ async def test_a_token_of_the_issuer_makes_a_caller(local, verifier):
 @pytest.mark.parametrize(
     ("key", "algorithm"), [(RSA_KEYS[0], "RS256"), (RSA_KEYS[0], "PS384"), (EC_KEY, "ES256"), (ED_KEY, "EdDSA")]
 )
-async def test_each_kind_of_key_verifies_its_algorithms(local, verifier, key, algorithm):
-    local.jwks = [jwk_of(key, "one")]
+async def test_each_kind_of_key_verifies_its_algorithms(local_issuer, verifier, key, algorithm):
+    local_issuer.jwks = [jwk_of(key, "one")]
 
-    assert (await verifier.caller(local.token(key, algorithm=algorithm))).name == "oidc:ada"
-
-
-async def test_a_token_signed_by_another_key_is_refused(local, verifier):
-    await refused(verifier, local.token(RSA_KEYS[1]))
+    assert (await verifier.caller(local_issuer.token(key, algorithm=algorithm))).name == "oidc:ada"
 
 
-async def test_a_changed_token_is_refused(local, verifier):
-    header, claims, signature = local.token(roles=["viewer"]).split(".")
-    changed = encoded(local.claims(roles=["admin"]))
+async def test_a_token_signed_by_another_key_is_refused(local_issuer, verifier):
+    await refused(verifier, local_issuer.token(RSA_KEYS[1]))
+
+
+async def test_a_changed_token_is_refused(local_issuer, verifier):
+    header, claims, signature = local_issuer.token(roles=["viewer"]).split(".")
+    changed = encoded(local_issuer.claims(roles=["admin"]))
 
     await refused(verifier, f"{header}.{changed}.{signature}")
     await refused(verifier, f"{header}.{claims}.")
@@ -97,66 +97,71 @@ async def test_a_changed_token_is_refused(local, verifier):
         ({"iat": int(time.time()) + 3600}, "not valid yet"),
     ],
 )
-async def test_a_token_for_others_or_without_claims_is_refused(local, verifier, changed, reason):
-    assert reason in await refused(verifier, local.token(**changed))
+async def test_a_token_for_another_audience_or_without_required_claims_is_refused(
+    local_issuer, verifier, changed, reason
+):
+    assert reason in await refused(verifier, local_issuer.token(**changed))
 
 
-async def test_times_have_a_leeway_of_a_minute(local, verifier):
+async def test_times_have_a_leeway_of_a_minute(local_issuer, verifier):
     now = int(time.time())
 
-    assert await verifier.caller(local.token(exp=now - 50, nbf=now + 50))
-    await refused(verifier, local.token(exp=now - 70), "auth.expired")
-    await refused(verifier, local.token(nbf=now + 70))
+    assert await verifier.caller(local_issuer.token(exp=now - 50, nbf=now + 50))
+    await refused(verifier, local_issuer.token(exp=now - 70), "auth.expired")
+    await refused(verifier, local_issuer.token(nbf=now + 70))
 
 
-async def test_one_of_several_audiences_is_enough(local):
-    verifier = verifier_of(local, oidc_audience="a,dagmaster")
+async def test_one_of_several_audiences_is_enough(local_issuer):
+    verifier = verifier_of(local_issuer, oidc_audience="a,dagmaster")
 
-    assert await verifier.caller(local.token(aud=["x", "dagmaster"]))
-    await refused(verifier, local.token(aud=["x"]))
+    assert await verifier.caller(local_issuer.token(aud=["x", "dagmaster"]))
+    await refused(verifier, local_issuer.token(aud=["x"]))
 
 
 @pytest.mark.parametrize("name", ["none", "None", "NONE", "nOnE", "", None])
-async def test_a_token_without_a_signature_is_refused(local, verifier, name):
-    token = f"{encoded({'alg': name, 'typ': 'JWT', 'kid': 'one'})}.{encoded(local.claims(roles=['admin']))}."
+async def test_a_token_without_a_signature_is_refused(local_issuer, verifier, name):
+    token = f"{encoded({'alg': name, 'typ': 'JWT', 'kid': 'one'})}.{encoded(local_issuer.claims(roles=['admin']))}."
 
     await refused(verifier, token)
 
 
 @pytest.mark.parametrize("algorithm", ["HS256", "HS384", "HS512"])
-async def test_the_public_key_is_no_shared_secret(local, verifier, algorithm):
-    """The signature is that of an HMAC with the public key, which everyone knows."""
+async def test_the_public_key_is_not_accepted_as_a_shared_secret(local_issuer, verifier, algorithm):
+    """The token is signed by an HMAC with the public key, which everyone knows."""
     public = RSA_KEYS[0].public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    for secret in (public, public.strip(), json.dumps(local.jwks[0]).encode(), b""):
-        signed = f"{encoded({'alg': algorithm, 'kid': 'one'})}.{encoded(local.claims(roles=['admin']))}"
+    for secret in (public, public.strip(), json.dumps(local_issuer.jwks[0]).encode(), b""):
+        signed = f"{encoded({'alg': algorithm, 'kid': 'one'})}.{encoded(local_issuer.claims(roles=['admin']))}"
         digest = getattr(hashlib, f"sha{algorithm[2:]}")
         signature = base64.urlsafe_b64encode(hmac.new(secret, signed.encode(), digest).digest()).rstrip(b"=").decode()
 
         assert "algorithm" in await refused(verifier, f"{signed}.{signature}")
 
 
-async def test_a_symmetric_key_of_the_issuer_is_not_used(local, verifier):
+async def test_a_symmetric_key_of_the_issuer_is_not_used(local_issuer, verifier):
     secret = base64.urlsafe_b64encode(b"s" * 32).decode()
-    local.jwks = [{"kty": "oct", "k": secret, "kid": "one", "alg": "RS256"}, {"kty": "oct", "k": secret, "kid": "two"}]
+    local_issuer.jwks = [
+        {"kty": "oct", "k": secret, "kid": "one", "alg": "RS256"},
+        {"kty": "oct", "k": secret, "kid": "two"},
+    ]
 
-    await refused(verifier, jwt.encode(local.claims(), "s" * 32, algorithm="HS256", headers={"kid": "two"}))
-    await refused(verifier, local.token())
-
-
-async def test_a_key_verifies_only_the_algorithm_that_it_names(local, verifier):
-    local.jwks = [jwk_of(RSA_KEYS[0], "one", alg="RS256"), jwk_of(EC_KEY, "two")]
-
-    assert await verifier.caller(local.token())
-    assert "algorithm" in await refused(verifier, local.token(algorithm="RS512"))
-    assert "algorithm" in await refused(verifier, local.token(EC_KEY, "one", "ES256"))
-    assert "algorithm" in await refused(verifier, local.token(RSA_KEYS[0], "two", "RS256"))
+    await refused(verifier, jwt.encode(local_issuer.claims(), "s" * 32, algorithm="HS256", headers={"kid": "two"}))
+    await refused(verifier, local_issuer.token())
 
 
-async def test_keys_for_encryption_and_short_keys_are_not_used(local, verifier):
-    local.jwks = [jwk_of(RSA_KEYS[0], "one", use="enc"), jwk_of(WEAK_KEY, "weak")]
+async def test_a_key_verifies_only_the_algorithm_that_it_names(local_issuer, verifier):
+    local_issuer.jwks = [jwk_of(RSA_KEYS[0], "one", alg="RS256"), jwk_of(EC_KEY, "two")]
 
-    await refused(verifier, local.token())
-    await refused(verifier, local.token(WEAK_KEY, "weak"))
+    assert await verifier.caller(local_issuer.token())
+    assert "algorithm" in await refused(verifier, local_issuer.token(algorithm="RS512"))
+    assert "algorithm" in await refused(verifier, local_issuer.token(EC_KEY, "one", "ES256"))
+    assert "algorithm" in await refused(verifier, local_issuer.token(RSA_KEYS[0], "two", "RS256"))
+
+
+async def test_keys_for_encryption_and_short_keys_are_not_used(local_issuer, verifier):
+    local_issuer.jwks = [jwk_of(RSA_KEYS[0], "one", use="enc"), jwk_of(WEAK_KEY, "weak")]
+
+    await refused(verifier, local_issuer.token())
+    await refused(verifier, local_issuer.token(WEAK_KEY, "weak"))
 
 
 @pytest.mark.parametrize(
@@ -172,40 +177,45 @@ async def test_keys_for_encryption_and_short_keys_are_not_used(local, verifier):
         {"kid": None},
     ],
 )
-async def test_a_key_id_is_only_looked_up(local, verifier, header):
-    signed = f"{encoded({'alg': 'RS256', **header})}.{encoded(local.claims())}"
-    local.jwks.append(jwk_of(RSA_KEYS[1], "two"))
+async def test_a_key_id_is_only_used_to_look_up_a_known_key(local_issuer, verifier, header):
+    signed = f"{encoded({'alg': 'RS256', **header})}.{encoded(local_issuer.claims())}"
+    local_issuer.jwks.append(jwk_of(RSA_KEYS[1], "two"))
 
     await refused(verifier, f"{signed}.{encoded('x')}")
-    assert set(local.fetches) <= {"/.well-known/openid-configuration", "/keys"}
+    assert set(local_issuer.fetches) <= {"/.well-known/openid-configuration", "/keys"}
 
 
-async def test_a_key_within_the_token_is_ignored(local, verifier):
+async def test_a_key_that_a_token_contains_or_refers_to_is_ignored(local_issuer, verifier):
     own = jwk_of(RSA_KEYS[2], "own")
-    for header in ({"jwk": own}, {"jku": f"{local.url}/own"}, {"x5u": f"{local.url}/own"}, {"x5c": ["MII"]}):
-        await refused(verifier, local.token(RSA_KEYS[2], "own", headers=header))
-        await refused(verifier, local.token(RSA_KEYS[2], "one", headers=header))
-    assert "/own" not in local.fetches
+    for header in (
+        {"jwk": own},
+        {"jku": f"{local_issuer.url}/own"},
+        {"x5u": f"{local_issuer.url}/own"},
+        {"x5c": ["MII"]},
+    ):
+        await refused(verifier, local_issuer.token(RSA_KEYS[2], "own", headers=header))
+        await refused(verifier, local_issuer.token(RSA_KEYS[2], "one", headers=header))
+    assert "/own" not in local_issuer.fetches
 
 
-async def test_a_token_without_a_key_id_uses_the_only_key(local, verifier):
-    assert await verifier.caller(local.token(kid=None))
+async def test_a_token_without_a_key_id_is_accepted_if_there_is_only_one_key(local_issuer, verifier):
+    assert await verifier.caller(local_issuer.token(kid=None))
 
-    other = verifier_of(local)
-    local.jwks.append(jwk_of(RSA_KEYS[1], "two"))
-    await refused(other, local.token(kid=None))
+    other = verifier_of(local_issuer)
+    local_issuer.jwks.append(jwk_of(RSA_KEYS[1], "two"))
+    await refused(other, local_issuer.token(kid=None))
 
 
 @pytest.mark.parametrize(
     "text", ["", ".", "..", "a.b.c", "eyJ", "x" * 20_000, "ä.ö.ü", "null.null.null", "bnVsbA.e30."]
 )
-async def test_what_is_no_token_is_refused(verifier, text):
+async def test_a_text_that_is_not_a_token_is_refused(verifier, text):
     with pytest.raises(NotAuthenticated):
         await verifier.caller(text)
 
 
-async def test_extensions_that_are_not_understood_are_refused(local, verifier):
-    await refused(verifier, local.token(headers={"crit": ["exp"], "exp": 1}))
+async def test_tokens_with_unknown_critical_extensions_are_refused(local_issuer, verifier):
+    await refused(verifier, local_issuer.token(headers={"crit": ["exp"], "exp": 1}))
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
@@ -245,16 +255,16 @@ def test_no_header_makes_an_unsigned_token_valid(header):
         ({"oidc_roles": "staff=reviewer"}, {"roles": ["admin", "dagmaster.admin"]}, set(), None),
     ],
 )
-async def test_roles_give_scopes(local, chosen, claims, scopes, platform):
-    caller = await verifier_of(local, **chosen).caller(local.token(**claims))
+async def test_roles_give_scopes(local_issuer, chosen, claims, scopes, platform):
+    caller = await verifier_of(local_issuer, **chosen).caller(local_issuer.token(**claims))
 
     assert (caller.scopes, caller.platform_id) == (scopes, platform)
 
 
-async def test_the_name_is_unique_and_short(local):
-    by_name = verifier_of(local, oidc_name_claim="upn")
+async def test_names_of_callers_are_unique_and_short(local_issuer):
+    by_name = verifier_of(local_issuer, oidc_name_claim="upn")
     names = [
-        (await by_name.caller(local.token(**claims))).name
+        (await by_name.caller(local_issuer.token(**claims))).name
         for claims in (
             {"upn": "ada@example.org"},
             {"upn": ""},
@@ -273,63 +283,63 @@ async def test_the_name_is_unique_and_short(local):
 # The keys of the issuer
 
 
-async def test_keys_are_fetched_once(local, verifier):
-    await asyncio.gather(*(verifier.caller(local.token()) for _ in range(20)))
+async def test_keys_are_fetched_once(local_issuer, verifier):
+    await asyncio.gather(*(verifier.caller(local_issuer.token()) for _ in range(20)))
 
-    assert local.fetches == {"/.well-known/openid-configuration": 1, "/keys": 1}
+    assert local_issuer.fetches == {"/.well-known/openid-configuration": 1, "/keys": 1}
 
 
-async def test_a_rotated_key_is_fetched_and_a_withdrawn_one_is_refused(local, verifier, monkeypatch):
-    old = local.token()
+async def test_a_rotated_key_is_fetched_and_a_removed_one_is_refused(local_issuer, verifier, monkeypatch):
+    old = local_issuer.token()
     await verifier.caller(old)
     monkeypatch.setattr(tokens, "_REFETCH_SECONDS", 0.0)
-    local.jwks = [jwk_of(RSA_KEYS[1], "two")]
+    local_issuer.jwks = [jwk_of(RSA_KEYS[1], "two")]
 
-    assert await verifier.caller(local.token(RSA_KEYS[1], "two"))
+    assert await verifier.caller(local_issuer.token(RSA_KEYS[1], "two"))
     await refused(verifier, old)
 
 
-async def test_unknown_key_ids_do_not_make_us_ask_the_issuer_each_time(local, verifier):
-    await verifier.caller(local.token())
+async def test_unknown_key_ids_do_not_cause_a_request_to_the_issuer_each_time(local_issuer, verifier):
+    await verifier.caller(local_issuer.token())
     for number in range(20):
-        await refused(verifier, local.token(RSA_KEYS[1], f"k{number}"))
+        await refused(verifier, local_issuer.token(RSA_KEYS[1], f"k{number}"))
 
-    assert local.fetches["/keys"] == 1
+    assert local_issuer.fetches["/keys"] == 1
 
 
-async def test_while_the_issuer_is_down_known_keys_stay_in_use(local, verifier, monkeypatch):
-    await verifier.caller(local.token())
+async def test_while_the_issuer_is_down_known_keys_stay_in_use(local_issuer, verifier, monkeypatch):
+    await verifier.caller(local_issuer.token())
     monkeypatch.setattr(tokens, "_REFETCH_SECONDS", 0.0)
     monkeypatch.setattr(tokens, "_REFRESH_SECONDS", 0.0)
-    local.answers["/keys"] = (500, b"")
+    local_issuer.answers["/keys"] = (500, b"")
 
     for _ in range(3):
-        assert await verifier.caller(local.token())
+        assert await verifier.caller(local_issuer.token())
         await asyncio.sleep(0.05)
     with pytest.raises(Unavailable) as caught:
-        await verifier.caller(local.token(RSA_KEYS[1], "two"))
+        await verifier.caller(local_issuer.token(RSA_KEYS[1], "two"))
 
     assert caught.value.code == "auth.issuer-unavailable"
-    assert local.fetches["/keys"] > 1
+    assert local_issuer.fetches["/keys"] > 1
 
 
-async def test_keys_that_could_not_be_renewed_for_a_day_are_no_longer_trusted(local, verifier, monkeypatch):
-    await verifier.caller(local.token())
+async def test_keys_that_could_not_be_renewed_for_a_day_are_no_longer_trusted(local_issuer, verifier, monkeypatch):
+    await verifier.caller(local_issuer.token())
     monkeypatch.setattr(tokens, "_REFETCH_SECONDS", 0.0)
     monkeypatch.setattr(tokens, "_MAX_OUTAGE_SECONDS", 0.0)
-    local.answers["/keys"] = (500, b"")
+    local_issuer.answers["/keys"] = (500, b"")
 
     with pytest.raises(Unavailable):
-        await verifier.caller(local.token())
+        await verifier.caller(local_issuer.token())
 
 
-async def test_old_keys_are_renewed_in_the_background(local, verifier, monkeypatch):
-    await verifier.caller(local.token())
+async def test_old_keys_are_renewed_in_the_background(local_issuer, verifier, monkeypatch):
+    await verifier.caller(local_issuer.token())
     monkeypatch.setattr(tokens, "_REFETCH_SECONDS", 0.0)
     monkeypatch.setattr(tokens, "_REFRESH_SECONDS", 0.0)
-    local.jwks = [jwk_of(RSA_KEYS[1], "two")]
+    local_issuer.jwks = [jwk_of(RSA_KEYS[1], "two")]
 
-    assert await verifier.caller(local.token())
+    assert await verifier.caller(local_issuer.token())
     await verifier._keys._refresh
 
     assert set(verifier._keys._jwks) == {"two"}
@@ -354,36 +364,36 @@ async def test_old_keys_are_renewed_in_the_background(local, verifier, monkeypat
         ("/.well-known/openid-configuration", (200, b'{"issuer": "ISSUER", "jwks_uri": "file:///etc/passwd"}')),
     ],
 )
-async def test_an_issuer_that_does_not_answer_well_is_unavailable(local, verifier, path, answer):
+async def test_an_issuer_with_invalid_responses_is_unavailable(local_issuer, verifier, path, answer):
     status, body = answer
-    local.answers[path] = status, body.replace(b"ISSUER", local.url.encode())
+    local_issuer.answers[path] = status, body.replace(b"ISSUER", local_issuer.url.encode())
 
     for _ in range(3):
         with pytest.raises(Unavailable) as caught:
-            await verifier.caller(local.token())
+            await verifier.caller(local_issuer.token())
         assert caught.value.code == "auth.issuer-unavailable"
-    assert local.fetches[path] == 1  # it is not asked again at once
+    assert local_issuer.fetches[path] == 1  # no second request is sent soon after
 
 
-async def test_an_issuer_that_is_slow_or_away_is_unavailable(local, monkeypatch):
+async def test_an_issuer_that_is_slow_or_down_is_unavailable(local_issuer, monkeypatch):
     monkeypatch.setattr(tokens, "_FETCH_SECONDS", 0.2)
-    local.delay_seconds = 1.0
+    local_issuer.delay_seconds = 1.0
     begun = time.monotonic()
     with pytest.raises(Unavailable):
-        await verifier_of(local).caller(local.token())
+        await verifier_of(local_issuer).caller(local_issuer.token())
     assert time.monotonic() - begun < 0.9
 
-    away = verifier_of(local, oidc_jwks_url="http://127.0.0.1:1/keys")
+    away = verifier_of(local_issuer, oidc_jwks_url="http://127.0.0.1:1/keys")
     with pytest.raises(Unavailable):
-        await away.caller(local.token())
+        await away.caller(local_issuer.token())
 
 
-async def test_the_address_of_the_keys_may_be_a_setting(local):
-    local.answers["/.well-known/openid-configuration"] = (404, b"")
+async def test_the_url_of_the_keys_can_be_set(local_issuer):
+    local_issuer.answers["/.well-known/openid-configuration"] = (404, b"")
 
-    chosen = verifier_of(local, oidc_jwks_url=f"{local.url}/keys")
+    chosen = verifier_of(local_issuer, oidc_jwks_url=f"{local_issuer.url}/keys")
 
-    assert await chosen.caller(local.token())
+    assert await chosen.caller(local_issuer.token())
 
 
 @pytest.mark.parametrize(
@@ -400,7 +410,7 @@ async def test_the_address_of_the_keys_may_be_a_setting(local):
         {"oidc_roles": "a=b=viewer"},
     ],
 )
-def test_settings_that_would_be_unsafe_are_refused(chosen):
+def test_unsafe_settings_are_refused(chosen):
     with pytest.raises(InvalidRequest) as caught:
         load(**{"oidc_audience": "a", **chosen})
 

@@ -1,4 +1,4 @@
-"""The API inside a test, as a worker without database access reaches it: with a key, over ASGI."""
+"""The API in the process of a test, as a worker without database access uses it: with a key, over ASGI."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +31,7 @@ async def a_key(dsn: str, name: str, scopes: Sequence[str] = ("worker",), queues
 
 @asynccontextmanager
 async def platform(dsn: str, **settings: Any) -> AsyncIterator[Any]:
-    """A running app that needs keys."""
+    """A running app with authentication."""
     app = app_of(dsn, auth_enabled=True, **settings)
     async with app.router.lifespan_context(app):
         yield app
@@ -39,7 +39,7 @@ async def platform(dsn: str, **settings: Any) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def worker_api(dsn: str, **settings: Any) -> AsyncIterator[Any]:
-    """The routes for workers alone, with the middleware of the API: they are made much faster than the whole app."""
+    """Only the routes for workers, with the middleware of the API; much faster to create than the whole app."""
     chosen = fast_settings(auth_enabled=True, **settings)
     app = FastAPI()
     app.state.services = services = ApiServices(chosen, dsn, WorkflowLibrary({}), {})
@@ -65,7 +65,7 @@ def client_with(app: Any, key: str | None) -> AsyncClient:
 
 
 def connection_with(app: Any, key: str) -> Connection:
-    """The connection of a worker, to an app of this process."""
+    """The connection of a worker to an app in this process."""
     connection = Connection(lambda: URL)
     connection._connected = URL, client_with(app, key)
     connection._is_url_known = True

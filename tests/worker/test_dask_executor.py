@@ -1,4 +1,4 @@
-"""Plain handlers on a Dask cluster of real processes: what can be lost there, and who may run tasks there."""
+"""Plain handlers on a Dask cluster of real processes: losses of workers and schedulers, versions, encryption."""
 
 import asyncio
 import pickle
@@ -46,7 +46,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Da
 
 @pytest.fixture(scope="module")
 def shared(start: Callable[..., DaskCluster]) -> DaskCluster:
-    """For tests that leave the cluster as it was."""
+    """A cluster for tests that do not change it."""
     return start()
 
 
@@ -76,7 +76,7 @@ async def test_the_time_in_which_a_task_waits_for_a_slot_is_not_reported_as_runn
         await until(lambda: context.has_updates)
 
         assert [context.running().run_seconds for _ in range(2)] == [0.0, 0.0]
-        assert context.has_updates  # each renewal of the leases says so
+        assert context.has_updates  # every renewal of the leases reports it
 
         await asyncio.gather(*running, waiting)
 
@@ -110,8 +110,8 @@ async def test_the_worker_claims_when_the_cluster_has_more_slots_and_after_a_rec
     assert slots == [2, 4] * 2
 
 
-class OneEnd:
-    """One end of a connection inside this process. Like that of Dask, it takes any number of messages at once."""
+class LocalComm:
+    """One end of a connection in this process. Like a Comm of Dask, it does not limit the messages in flight."""
 
     def __init__(self, incoming: "asyncio.Queue[Any]", outgoing: "asyncio.Queue[Any]") -> None:
         self._incoming, self._outgoing = incoming, outgoing
@@ -127,8 +127,8 @@ class OneEnd:
     def abort(self) -> None: ...
 
 
-class TalkativeChild:
-    """Sends frames as fast as they are read."""
+class FastChild:
+    """A child that sends frames as fast as they are read."""
 
     pid, peak_mb, tasks_run, resident_mb = 1, None, 0, 0.0
     process = SimpleNamespace(returncode=None)
@@ -142,7 +142,7 @@ class TalkativeChild:
         frame = {"kind": "log", "number": self.sent}
         return frames.Packed(frames.body_of(frame), frame, bytearray(100_000))
 
-    async def take(self) -> "TalkativeChild":  # and it is the pool
+    async def take(self) -> "FastChild":  # the same object plays the pool
         return self
 
     def sample_peak(self) -> None: ...
@@ -150,11 +150,11 @@ class TalkativeChild:
     async def kill(self) -> None: ...
 
 
-async def test_a_child_that_sends_faster_than_its_frames_are_taken_waits() -> None:
+async def test_a_child_waits_if_it_sends_faster_than_its_frames_are_received() -> None:
     worker_end, child_end = asyncio.Queue[Any](), asyncio.Queue[Any]()
-    child = TalkativeChild()
-    relay = asyncio.create_task(dask_agent.FrameRelay(OneEnd(child_end, worker_end), child, 10).run())
-    comm = OneEnd(worker_end, child_end)
+    child = FastChild()
+    relay = asyncio.create_task(dask_agent.FrameRelay(LocalComm(child_end, worker_end), child, 10).run())
+    comm = LocalComm(worker_end, child_end)
     remote = dask.RemoteChild(comm, "tcp://there", await comm.read(), SimpleNamespace(release=lambda: None), 10)
 
     for _ in range(200):
@@ -169,7 +169,7 @@ async def test_a_child_that_sends_faster_than_its_frames_are_taken_waits() -> No
     assert child.sent - len(taken) <= dask_agent.WINDOW_BYTES // 100_000 + 1
 
 
-async def test_a_killed_dask_worker_is_a_lost_task_and_nothing_more(
+async def test_only_the_tasks_of_a_killed_dask_worker_are_lost(
     start: Callable[..., DaskCluster], tmp_path: Path
 ) -> None:
     cluster = start(workers=2)
@@ -194,10 +194,10 @@ async def test_a_killed_dask_worker_is_a_lost_task_and_nothing_more(
         assert (await harness.run(a_task("pid"))).status is TaskStatus.SUCCEEDED
 
 
-async def test_a_killed_scheduler_is_a_lost_task_and_the_worker_reconnects(
+async def test_tasks_are_lost_with_a_killed_scheduler_and_the_worker_reconnects(
     start: Callable[..., DaskCluster], tmp_path: Path
 ) -> None:
-    """The worker's own loop: it reports the loss, claims nothing meanwhile, and continues with the new scheduler."""
+    """The worker's loop reports the loss, claims nothing without a scheduler, and continues with the new one."""
     cluster = start()
     lost, later = a_task("spawn", "lost", note=str(tmp_path / "note")), a_task("pid", "later")
     executor = DaskExecutor(ClusterAddress(cluster.address), memory_mb=2048, silence_seconds=10)
@@ -217,7 +217,7 @@ async def test_a_killed_scheduler_is_a_lost_task_and_the_worker_reconnects(
     assert executor.about()["cluster"]["problem"]
     bench.add(later)
     await asyncio.sleep(0.3)
-    assert later in bench.ledger.queued, "it is left to workers that can run it"
+    assert later in bench.ledger.queued, "the task is left to other workers"
 
     cluster.start_scheduler()
     cluster.start_workers(1)
@@ -227,9 +227,7 @@ async def test_a_killed_scheduler_is_a_lost_task_and_the_worker_reconnects(
     await running
 
 
-async def test_a_task_that_waits_for_a_slot_is_charged_nothing_and_can_be_stopped(
-    shared: DaskCluster, tmp_path: Path
-) -> None:
+async def test_a_task_that_waits_for_a_slot_can_be_stopped(shared: DaskCluster, tmp_path: Path) -> None:
     async with connected(shared, slots=10) as harness:
         busy = [asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / f"{n}")))) for n in range(2)]
         for number in range(2):
@@ -283,7 +281,7 @@ asyncio.run(main())
 async def test_no_child_outlives_a_platform_worker_that_is_killed_or_silent(
     shared: DaskCluster, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """After a lease without a sign of its worker, the task may be claimed by another one."""
+    """When the lease has expired without a renewal, another worker may claim the task."""
     script = PLATFORM_WORKER.format(
         folder=str(Path(__file__).parent),
         root=str(Path(__file__).parents[2]),
@@ -323,9 +321,7 @@ async def test_a_dask_worker_with_another_version_runs_no_task(
         await executor.close()
 
 
-async def test_a_dask_worker_without_the_platform_is_left_out(
-    start: Callable[..., DaskCluster], tmp_path: Path
-) -> None:
+async def test_a_dask_worker_without_the_package_is_not_used(start: Callable[..., DaskCluster], tmp_path: Path) -> None:
     cluster = start()
     without = tmp_path / "without.py"
     without.write_text("import sys\nsys.modules['dagmaster'] = None\n")
@@ -379,17 +375,17 @@ async def test_the_connection_is_encrypted_and_both_sides_show_a_certificate(
         dask_tls_key=key,
     )
     executor = DaskExecutor(cluster_of(settings), memory_mb=2048)
-    stranger = DaskExecutor(ClusterAddress(cluster.address.replace("tls", "tcp")), memory_mb=2048)
+    unencrypted = DaskExecutor(ClusterAddress(cluster.address.replace("tls", "tcp")), memory_mb=2048)
     await executor.start()
-    await stranger.start()
+    await unencrypted.start()
     try:
         await until(lambda: executor.slots == 2, 30)
         assert (await Harness(executor).run(a_task("pid"))).status is TaskStatus.SUCCEEDED
-        await until(lambda: stranger.about()["cluster"]["problem"] != "not connected yet", 30)
-        assert stranger.slots == 0
+        await until(lambda: unencrypted.about()["cluster"]["problem"] != "not connected yet", 30)
+        assert unencrypted.slots == 0
     finally:
         await executor.close()
-        await stranger.close()
+        await unencrypted.close()
 
 
 async def test_the_password_of_the_database_is_not_sent_unencrypted(shared: DaskCluster) -> None:
@@ -407,11 +403,11 @@ async def test_the_password_of_the_database_is_not_sent_unencrypted(shared: Dask
         ({}, "requires DASK_SCHEDULER_ADDRESS"),
         ({"dask_scheduler_address": "tcp://10.0.0.7:8786"}, "unless DASK_INSECURE=true"),
         ({"dask_scheduler_address": "tls://10.0.0.7:8786"}, "requires DASK_TLS_CA"),
-        ({"dask_scheduler_address": "http://10.0.0.7:8786"}, "not tls://HOST:PORT"),
-        ({"dask_scheduler_address": "tcp://10.0.0.7"}, "not tls://HOST:PORT"),
+        ({"dask_scheduler_address": "http://10.0.0.7:8786"}, "must be tls://HOST:PORT"),
+        ({"dask_scheduler_address": "tcp://10.0.0.7"}, "must be tls://HOST:PORT"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(values: dict[str, Any], problem: str) -> None:
+def test_invalid_settings_of_dask_are_refused(values: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Settings(worker_executor="dask", **values)
 
@@ -429,7 +425,7 @@ async def test_the_doctor_shows_the_workers_and_slots_of_a_cluster(shared: DaskC
     assert (level, text) == ("ok", f"{shared.address} answers, 1 Dask worker with 2 slots")
 
 
-async def test_the_doctor_says_which_workers_of_a_cluster_do_not_fit(
+async def test_the_doctor_lists_the_dask_workers_that_cannot_be_used(
     shared: DaskCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dask, "problem_of", lambda _answer: "it has dagmaster 0.0.1")
@@ -450,7 +446,7 @@ async def _versions(parts: dict[str, str]) -> dict[str, Any]:
     return {name: {"packages": {"distributed": version}} for name, version in parts.items()} | {"workers": {}}
 
 
-def test_the_doctor_says_that_no_scheduler_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_that_no_scheduler_responds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask, "CONNECT_SECONDS", 1.0)
 
     ((level, text),) = doctor_on("tcp://127.0.0.1:9")

@@ -1,4 +1,4 @@
-"""Handlers may use the platform's database themselves."""
+"""Handlers can use the platform's database themselves."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def a_task() -> TaskMessage:
     )
 
 
-async def test_an_async_handler_has_the_workers_pool(database):
+async def test_an_async_handler_uses_the_pool_of_the_worker(database):
     async with pool(database, "handlers", 0, 2) as connections:
         context = TaskContext(a_task(), PostgresLedger(database), connections)
 

@@ -1,4 +1,4 @@
-"""What every executor of plain handlers does, whether its child processes are here or on a cluster.
+"""The behaviour of every executor of plain handlers, with child processes on this machine or on a cluster.
 
 All processes are real, those of the Dask cluster included.
 """
@@ -70,7 +70,7 @@ def harness(executor: Executor) -> Harness:
     return Harness(executor)
 
 
-async def test_a_handler_runs_in_a_process_of_its_own_that_is_measured(harness: Harness) -> None:
+async def test_a_handler_runs_in_a_separate_process_that_is_measured(harness: Harness) -> None:
     outcome = await harness.run(a_task("pid"))
 
     assert outcome.status is TaskStatus.SUCCEEDED
@@ -95,7 +95,7 @@ async def test_tasks_run_at_the_same_time_and_the_children_are_listed(harness: H
 
 
 @pytest.mark.requirement("E12")
-async def test_what_a_handler_raises_is_classified_in_the_same_way(harness: Harness) -> None:
+async def test_errors_of_a_handler_are_classified_and_contain_no_secret(harness: Harness) -> None:
     params = (await harness.run(a_task("sleep_blocking", seconds="long"))).error
     output = (await harness.run(a_task("return_nan"))).error
     leak = (await harness.run(a_task("leak"))).error
@@ -113,7 +113,9 @@ async def test_what_a_handler_raises_is_classified_in_the_same_way(harness: Harn
 
 
 @pytest.mark.requirement("E10")
-async def test_a_hung_c_call_and_all_it_started_is_dead_after_its_timeout(harness: Harness, tmp_path: Path) -> None:
+async def test_a_hung_c_call_and_all_started_processes_are_killed_after_the_timeout(
+    harness: Harness, tmp_path: Path
+) -> None:
     started = time.monotonic()
     hung = await harness.run(a_task("hang", timeout=0.5))
     seconds = time.monotonic() - started
@@ -122,21 +124,24 @@ async def test_a_hung_c_call_and_all_it_started_is_dead_after_its_timeout(harnes
     for outcome in (hung, spawned):
         assert outcome.error is not None
         assert (outcome.error["code"], outcome.error["blame"]) == ("handler.timed-out", "handler")
-    assert seconds < 30, "it would hang for an hour"
+    assert seconds < 30, "the handler hangs for an hour"
     assert not any(map(is_alive, await note(tmp_path / "note")))
 
 
 @pytest.mark.requirement("E14")
-async def test_a_cancelled_handler_is_asked_first_and_killed_after_its_grace_time(
+async def test_a_cancelled_handler_is_asked_to_stop_and_killed_after_the_grace_period(
     harness: Harness, tmp_path: Path
 ) -> None:
-    polite, ignoring = a_task("poll_flags", note=str(tmp_path / "polite")), a_task("spawn", note=str(tmp_path / "deaf"))
+    polite, ignoring = (
+        a_task("poll_flags", note=str(tmp_path / "polite")),
+        a_task("spawn", note=str(tmp_path / "ignoring")),
+    )
     contexts = [harness.context(task) for task in (polite, ignoring)]
     running = [
         asyncio.create_task(harness.run(task, context))
         for task, context in zip((polite, ignoring), contexts, strict=True)
     ]
-    pids = await note(tmp_path / "deaf")
+    pids = await note(tmp_path / "ignoring")
     await until(lambda: contexts[0].running().progress)
 
     for context in contexts:
@@ -148,7 +153,7 @@ async def test_a_cancelled_handler_is_asked_first_and_killed_after_its_grace_tim
     assert not any(map(is_alive, pids))
 
 
-async def test_a_call_that_is_cancelled_kills_the_child_before_it_returns(harness: Harness, tmp_path: Path) -> None:
+async def test_cancelling_a_call_kills_the_child_before_it_returns(harness: Harness, tmp_path: Path) -> None:
     running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
 
@@ -217,7 +222,7 @@ async def test_results_of_other_nodes_can_be_read(harness: Harness) -> None:
 
 
 @pytest.mark.requirement("E18")
-async def test_large_params_and_outputs_pass_and_larger_ones_fail_clearly(harness: Harness) -> None:
+async def test_large_params_and_outputs_are_accepted_and_too_large_outputs_refused(harness: Harness) -> None:
     fine = await harness.run(a_task("big", megabytes=60, ballast="y" * 10_000_000))
     too_large = await harness.run(a_task("big", megabytes=101))
 
@@ -226,7 +231,7 @@ async def test_large_params_and_outputs_pass_and_larger_ones_fail_clearly(harnes
     assert too_large.error["code"] == "handler.output-too-large"
 
 
-async def test_a_crash_is_the_environments_fault_and_reports_how_the_process_ended(harness: Harness) -> None:
+async def test_a_crash_is_blamed_on_the_environment_and_reported_with_exit_code_or_signal(harness: Harness) -> None:
     crashed = await harness.run(a_task("crash", exit_code=13))
     segfault = await harness.run(a_task("segfault"), memory_mb=512)
 
@@ -251,7 +256,7 @@ async def test_a_child_that_is_killed_from_outside_is_reported(harness: Harness,
     assert not any(map(is_alive, pids))
 
 
-async def test_every_child_ends_when_the_loop_hangs(harness: Harness, tmp_path: Path) -> None:
+async def test_all_children_can_be_ended_from_another_thread(harness: Harness, tmp_path: Path) -> None:
     running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
 
@@ -262,10 +267,10 @@ async def test_every_child_ends_when_the_loop_hangs(harness: Harness, tmp_path: 
 
 
 @pytest.mark.requirement("E14")
-async def test_a_worker_that_is_asked_to_stop_returns_what_does_not_end_in_time(
+async def test_a_worker_that_is_stopped_returns_tasks_that_do_not_end_in_time(
     executor: Executor, tmp_path: Path
 ) -> None:
-    """The worker's own loop: claims, asks handlers to stop, kills the ones that do not, reports all."""
+    """The worker's loop claims the tasks, asks handlers to stop, kills those that do not, and reports all."""
     polite, ignoring = (
         a_task("poll_flags", "a", note=str(tmp_path / "a")),
         a_task("spawn", "b", note=str(tmp_path / "b")),

@@ -23,11 +23,11 @@ from dagmaster.worker.process_pool import Pool
 
 pytestmark = pytest.mark.requirement("H4")
 
-PATIENCE_SECONDS = 0.3
+HANG_SECONDS = 0.3
 
 
 def send(url: str, path: str, host: str = "localhost", method: str = "GET") -> tuple[int, Any]:
-    """From a thread, with a client that knows nothing of the loop."""
+    """Send a request from a thread, with a client that does not use the event loop."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
     connection.request(method, path, headers={"Host": host})
     answer = connection.getresponse()
@@ -39,7 +39,7 @@ def send(url: str, path: str, host: str = "localhost", method: str = "GET") -> t
 @asynccontextmanager
 async def probed(bench: Bench, **more: Any) -> AsyncIterator[Probes]:
     subject = WorkerHealth(bench.worker, bench.settings)
-    with Probes(bind("127.0.0.1", 0), subject, patience_seconds=PATIENCE_SECONDS, **more) as probes:
+    with Probes(bind("127.0.0.1", 0), subject, patience_seconds=HANG_SECONDS, **more) as probes:
         yield probes
 
 
@@ -71,14 +71,14 @@ _released = threading.Event()
 
 
 async def hangs(_ctx: Any) -> None:
-    """Blocks the loop, as no async handler should."""
+    """Block the loop, which an async handler must not do."""
     assert _released.wait(15)
 
 
 async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
     answers: dict[str, tuple[int, Any]] = {}
 
-    def find_out(url: str) -> None:
+    def probe_until_hanging(url: str) -> None:
         try:
             while (answer := send(url, "/livez"))[0] != 503:
                 time.sleep(0.02)
@@ -88,7 +88,7 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
 
     registry = a_registry(Registration("hangs", f"{__name__}:hangs"))
     async with working(task := a_task("hangs"), registry=registry) as bench, probed(bench) as probes:
-        watcher = threading.Thread(target=find_out, args=(probes.url,))
+        watcher = threading.Thread(target=probe_until_hanging, args=(probes.url,))
         watcher.start()
         await bench.report_of(task)
         await asyncio.to_thread(watcher.join)
@@ -103,7 +103,7 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
     assert after[0] == 200
 
 
-async def test_a_database_that_is_away_costs_readiness_and_not_life() -> None:
+async def test_a_worker_without_a_database_is_alive_but_not_ready() -> None:
     async with working() as bench, probed(bench) as probes:
         await until(lambda: bench.worker.renewed_at is not None)
         before = await get(probes, "/readyz")
@@ -115,14 +115,14 @@ async def test_a_database_that_is_away_costs_readiness_and_not_life() -> None:
         async with asyncio.timeout(10):
             while not await is_unready():
                 await asyncio.sleep(0.01)
-        away, alive = await get(probes, "/readyz"), await get(probes, "/livez")
+        not_ready, alive = await get(probes, "/readyz"), await get(probes, "/livez")
         bench.ledger.is_down = False
         async with asyncio.timeout(10):
             while await is_unready():
                 await asyncio.sleep(0.01)
 
     assert before[0] == 200
-    assert [check["name"] for check in away[1]["checks"] if not check["is_ok"]] == ["database"]
+    assert [check["name"] for check in not_ready[1]["checks"] if not check["is_ok"]] == ["database"]
     assert alive[0] == 200
 
 
@@ -136,7 +136,7 @@ async def test_a_worker_that_stops_is_not_ready() -> None:
     assert [check["name"] for check in health["checks"] if not check["is_ok"]] == ["claiming"]
 
 
-async def test_metrics_are_what_prometheus_reads() -> None:
+async def test_metrics_are_in_the_format_of_prometheus() -> None:
     async with working(task := a_task("echo"), a_task("sleep", "long", seconds=60)) as bench, probed(bench) as probes:
         await bench.report_of(task)
         status, text = await get(probes, "/metrics")
@@ -155,7 +155,7 @@ async def test_metrics_are_what_prometheus_reads() -> None:
     assert all(kind == "counter" for name, kind in typed.items() if name.endswith("_total"))
 
 
-async def test_the_slots_of_plain_handlers_are_those_of_the_executor() -> None:
+async def test_the_metric_of_plain_slots_has_the_slots_of_the_executor() -> None:
     class Cluster(Pool):
         slots: int | None = 7
 
@@ -170,7 +170,7 @@ def _samples(bench: Bench, name: str) -> list[Any]:
     return [sample for metric in metrics for sample in metric.samples if sample.name == name]
 
 
-async def test_only_this_machine_is_answered_unless_configured() -> None:
+async def test_requests_for_other_hosts_are_refused_unless_allowed() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
             foreign = await get(probes, "/health", host="evil.example")
@@ -195,7 +195,7 @@ async def test_slow_clients_do_not_block_others() -> None:
     assert time.monotonic() - started < 3
 
 
-async def test_the_port_is_given_back() -> None:
+async def test_the_port_is_released() -> None:
     async with working() as bench:
         async with probed(bench) as probes:
             port = int(probes.url.rpartition(":")[2])
@@ -203,7 +203,7 @@ async def test_the_port_is_given_back() -> None:
             assert taken.getsockname()[1] == port
 
 
-def test_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
+def test_another_port_is_used_if_it_is_taken_and_public_addresses_are_refused() -> None:
     with bind("127.0.0.1", 0, endpoint=HEALTH) as first:
         port = first.getsockname()[1]
         with pytest.raises(Conflict) as taken:
@@ -219,10 +219,10 @@ def test_a_taken_port_is_passed_over_and_an_open_one_refused() -> None:
     assert "HEALTH_INSECURE" in (refused.value.hint or "")
 
 
-async def test_probes_that_end_before_their_thread_has_begun_give_the_port_back_without_a_word(
+async def test_probes_that_end_before_their_thread_starts_release_the_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The thread may come late on a busy machine: an exception in it fails the test."""
+    """The thread may start late on a busy machine. An exception in it would fail the test."""
     began = threading.Event()
     serve = Probes._serve
 
@@ -235,6 +235,6 @@ async def test_probes_that_end_before_their_thread_has_begun_give_the_port_back_
     async with working() as bench:
         port = bind("127.0.0.1", 0)
         number = port.getsockname()[1]
-        with Probes(port, WorkerHealth(bench.worker, bench.settings), patience_seconds=PATIENCE_SECONDS):
+        with Probes(port, WorkerHealth(bench.worker, bench.settings), patience_seconds=HANG_SECONDS):
             assert began.wait(5)
         bind("127.0.0.1", number).close()

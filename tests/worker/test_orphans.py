@@ -1,4 +1,4 @@
-"""What a handler leaves behind in its process is never taken for another task's."""
+"""Threads, processes and changes of the process state that a handler leaves behind never affect another task."""
 
 import io
 import os
@@ -155,7 +155,7 @@ async def run(pool: Pool, ledger: FakeLedger, function) -> object:
     return (await pool.run(registration, task, 20, TaskContext(task, ledger))).output
 
 
-async def test_a_forked_copy_reports_no_result():
+async def test_a_forked_copy_of_a_handler_reports_no_result():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         outputs = [await run(pool, ledger, function) for function in (fork, pid, fork, pid)]
@@ -166,7 +166,7 @@ async def test_a_forked_copy_reports_no_result():
     assert all("pid" in output for output in outputs[1::2])
 
 
-async def test_a_thread_left_behind_reaches_no_other_task():
+async def test_a_thread_left_behind_cannot_report_for_another_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         first = await run(pool, ledger, leave_a_thread)
@@ -179,7 +179,7 @@ async def test_a_thread_left_behind_reaches_no_other_task():
     assert not getattr(ledger, "checkpoints", None)
 
 
-async def test_a_handler_that_disturbs_its_process_disturbs_no_other_task():
+async def test_changes_of_the_process_state_are_undone_before_the_next_task():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, disturb)
@@ -190,7 +190,7 @@ async def test_a_handler_that_disturbs_its_process_disturbs_no_other_task():
     assert before == after
 
 
-async def test_a_process_without_standard_output_serves_no_other_task():
+async def test_a_process_without_standard_output_is_replaced():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, close_stdout)
@@ -202,7 +202,7 @@ async def test_a_process_without_standard_output_serves_no_other_task():
     assert after["streams"] == [True, True]
 
 
-async def test_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monkeypatch):
+async def test_changes_that_a_module_makes_on_import_are_kept(tmp_path, monkeypatch):
     (tmp_path / "sets_up.py").write_text(
         "import os\nos.environ['SET_UP'] = 'yes'\ndef handler(ctx):\n    return os.environ.get('SET_UP')\n"
     )
@@ -221,7 +221,7 @@ async def test_what_a_module_sets_up_when_it_is_imported_stays(tmp_path, monkeyp
 @pytest.mark.parametrize(
     "function", [limit_files, limit_memory, slow_down, lose_a_module, replace_a_module], ids=lambda f: f.__name__
 )
-async def test_process_state_that_cannot_be_restored_reaches_no_other_task(function):
+async def test_a_process_whose_state_cannot_be_restored_is_replaced(function):
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         before = await run(pool, ledger, who)
@@ -234,7 +234,7 @@ async def test_process_state_that_cannot_be_restored_reaches_no_other_task(funct
 
 
 @pytest.mark.parametrize("function", [start_a_program, start_an_orphan], ids=lambda f: f.__name__)
-async def test_a_program_that_was_left_behind_runs_beside_no_other_task(function):
+async def test_a_program_left_behind_is_killed_before_the_next_task(function):
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         stray = await run(pool, ledger, function)
@@ -244,7 +244,7 @@ async def test_a_program_that_was_left_behind_runs_beside_no_other_task(function
         await pool.close()
 
 
-async def test_a_process_that_was_left_in_order_serves_again():
+async def test_a_process_is_reused_after_a_handler_that_cleans_up():
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
         outputs = [await run(pool, ledger, use_modules_and_programs) for _ in range(3)]

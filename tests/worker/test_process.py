@@ -33,7 +33,7 @@ asyncio.run(main())
 
 
 def run(*handlers: str) -> tuple[list[tuple[str, Any]], subprocess.CompletedProcess[str]]:
-    """A worker that runs these: status and error of each, and what the process wrote."""
+    """Run these handlers in a worker: status and error of each, and the completed process with its output."""
     read, write = os.pipe()
     script = SCRIPT.format(folder=str(Path(__file__).parent), handlers=list(handlers), answers=write)
     command = [sys.executable, "-c", script]
@@ -54,7 +54,7 @@ def test_output_of_async_handlers_never_reaches_standard_output() -> None:
         assert line in ended.stderr
 
 
-def test_a_task_that_a_handler_started_does_not_end_the_worker_by_exiting() -> None:
+def test_sys_exit_in_an_asyncio_task_of_a_handler_does_not_end_the_worker() -> None:
     ((status, error), (other, _)), ended = run("exits_in_subtask", "echo")
 
     assert ended.returncode == 0, ended.stderr
@@ -66,7 +66,7 @@ def test_a_fork_of_the_worker_never_continues_the_loop() -> None:
 
     assert [status for status, _ in reports] == ["succeeded", "succeeded"], reports
     assert ended.stderr.count("worker stopped") == 1
-    assert "a copy goes on" not in ended.stderr
+    assert "the copy continues" not in ended.stderr
 
 
 def test_forked_processes_that_run_other_programs_are_left_alone() -> None:

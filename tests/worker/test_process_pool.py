@@ -23,7 +23,7 @@ from dagmaster.worker.process_pool import Pool
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Whether the process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -58,13 +58,13 @@ async def note(path: Path) -> list[int]:
 
 
 @pytest.mark.requirement("H1")
-async def test_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(harness: Harness) -> None:
+async def test_a_plain_handler_runs_in_a_separate_process_that_is_reused(harness: Harness) -> None:
     first = await harness.run(a_task("pid"))
     second = await harness.run(a_task("pid"))
 
     assert first.status is TaskStatus.SUCCEEDED
     assert first.output["pid"] == first.output["group"] != os.getpid()
-    assert first.output["parent"] != os.getpid(), "its keeper stands between"
+    assert first.output["parent"] != os.getpid(), "the supervisor is its parent"
     assert second.output == first.output
     assert first.metrics is not None
     assert first.metrics["cpu_seconds"] >= 0
@@ -72,7 +72,7 @@ async def test_a_plain_handler_runs_in_a_process_of_its_own_that_is_reused(harne
 
 
 @pytest.mark.requirement("H1")
-async def test_tasks_at_the_same_time_have_a_process_each(harness: Harness) -> None:
+async def test_concurrent_tasks_have_separate_processes(harness: Harness) -> None:
     slow = asyncio.create_task(harness.run(a_task("sleep_blocking", seconds=0.5)))
     await asyncio.sleep(0.3)
 
@@ -83,8 +83,8 @@ async def test_tasks_at_the_same_time_have_a_process_each(harness: Harness) -> N
 
 
 @pytest.mark.requirement("E10")
-async def test_a_hung_c_call_is_dead_after_its_timeout(harness: Harness) -> None:
-    await harness.run(a_task("pid"))  # warm, so that the timeout is about the handler
+async def test_a_hung_c_call_is_killed_after_its_timeout(harness: Harness) -> None:
+    await harness.run(a_task("pid"))  # starts the process, so that the timeout measures only the handler
     (pid,) = harness.pool.idle_pids
     started = time.monotonic()
 
@@ -111,8 +111,10 @@ async def test_programs_that_a_handler_started_die_with_it(harness: Harness, tmp
 
 @pytest.mark.requirement("E10")
 @pytest.mark.parametrize("end", ["timeout", "crash", "cancel", "shutdown"])
-async def test_programs_that_left_their_group_die_too_and_no_others(harness: Harness, end: str, tmp_path: Path) -> None:
-    """Those of the task, wherever they put themselves, and none of its siblings."""
+async def test_programs_that_left_their_process_group_are_killed_with_their_task_only(
+    harness: Harness, end: str, tmp_path: Path
+) -> None:
+    """Programs in other sessions or groups are killed too, but not those of a concurrent task."""
     sibling = asyncio.create_task(harness.run(a_task("daemonize", "sibling", note=str(tmp_path / "sibling"))))
     others = await note(tmp_path / "sibling")
     task = a_task("daemonize", timeout=2 if end == "timeout" else 60, note=str(tmp_path / "note"), then=end)
@@ -135,7 +137,7 @@ async def test_programs_that_left_their_group_die_too_and_no_others(harness: Har
 
 
 @pytest.mark.requirement("E10")
-async def test_programs_that_a_finished_task_left_behind_go_with_its_process(tmp_path: Path) -> None:
+async def test_programs_left_by_a_finished_task_end_with_its_process(tmp_path: Path) -> None:
     harness = Harness()
     outcome = await harness.run(a_task("daemonize", note=str(tmp_path / "note"), then="return"))
     pids = await note(tmp_path / "note")
@@ -147,7 +149,7 @@ async def test_programs_that_a_finished_task_left_behind_go_with_its_process(tmp
 
 
 @pytest.mark.requirement("H1")
-async def test_a_crash_is_the_environments_fault_and_reports_the_exit_code(harness: Harness) -> None:
+async def test_a_crash_is_blamed_on_the_environment_and_reported_with_the_exit_code(harness: Harness) -> None:
     outcome = await harness.run(a_task("crash", exit_code=13))
 
     assert outcome.status is TaskStatus.FAILED
@@ -172,7 +174,9 @@ async def test_a_process_killed_from_outside_reports_the_signal(harness: Harness
 
 
 @pytest.mark.requirement("H1")
-async def test_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harness: Harness, tmp_path: Path) -> None:
+async def test_a_crash_is_detected_although_a_grandchild_keeps_the_channel_open(
+    harness: Harness, tmp_path: Path
+) -> None:
     outcome = await asyncio.wait_for(harness.run(a_task("daemonic", note=str(tmp_path / "note"))), 10)
 
     assert outcome.error is not None
@@ -185,7 +189,7 @@ async def test_a_crash_is_noticed_though_a_grandchild_holds_the_channel(harness:
 async def test_no_process_outlives_a_supervisor_that_was_stopped_or_killed(
     harness: Harness, how: str, tmp_path: Path
 ) -> None:
-    task = a_task("unkept", timeout=20 if how == "SIGKILL" else 2, note=str(tmp_path / "note"), signal=how)
+    task = a_task("kill_supervisor", timeout=20 if how == "SIGKILL" else 2, note=str(tmp_path / "note"), signal=how)
     started = time.monotonic()
 
     outcome = await harness.run(task)
@@ -199,14 +203,14 @@ async def test_no_process_outlives_a_supervisor_that_was_stopped_or_killed(
 
 
 @pytest.mark.requirement("E10")
-async def test_a_supervisor_that_does_not_answer_is_killed(
+async def test_a_supervisor_that_does_not_respond_is_killed(
     harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagmaster.worker.process_pool.SUPERVISOR_SECONDS", 0.3)
     running = asyncio.create_task(harness.run(a_task("daemonize", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
     (child,) = harness.pool._busy
-    monkeypatch.setattr(child, "end_now", lambda: None)  # as if it were stopped again and again
+    monkeypatch.setattr(child, "end_now", lambda: None)  # as if it were stopped again each time
     os.kill(child.process.pid, signal.SIGSTOP)
 
     running.cancel()
@@ -220,7 +224,7 @@ def test_no_process_outlives_a_worker_that_dies_while_a_supervisor_is_stopped(tm
     script = (
         f"import asyncio, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_process_pool import Harness, a_task\n"
-        f"task = a_task('unkept', note={str(tmp_path / 'note')!r}, signal='SIGSTOP')\n"
+        f"task = a_task('kill_supervisor', note={str(tmp_path / 'note')!r}, signal='SIGSTOP')\n"
         "asyncio.run(Harness().run(task))"
     )
     worker = subprocess.Popen([sys.executable, "-c", script])
@@ -246,7 +250,7 @@ async def test_a_child_that_died_while_idle_is_replaced(harness: Harness) -> Non
 
 
 @pytest.mark.requirement("H1")
-async def test_children_end_when_they_are_let_go(harness: Harness, tmp_path: Path) -> None:
+async def test_end_now_kills_all_children(harness: Harness, tmp_path: Path) -> None:
     running = asyncio.create_task(harness.run(a_task("spawn", note=str(tmp_path / "note"))))
     pids = await note(tmp_path / "note")
 
@@ -274,7 +278,7 @@ async def test_the_memory_limit_holds(harness: Harness) -> None:
 
 
 @pytest.mark.requirement("H1")
-async def test_children_are_replaced_after_so_many_tasks() -> None:
+async def test_children_are_replaced_after_a_number_of_tasks() -> None:
     harness = Harness(recycle_after=2)
     pids = [(await harness.run(a_task("pid"))).output["pid"] for _ in range(4)]
     await harness.pool.close()
@@ -284,7 +288,7 @@ async def test_children_are_replaced_after_so_many_tasks() -> None:
 
 
 @pytest.mark.requirement("H1")
-async def test_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
+async def test_output_on_stdout_does_not_disturb_the_channel(
     harness: Harness, capfd: pytest.CaptureFixture[str]
 ) -> None:
     task = a_task("print_and_log")
@@ -302,7 +306,7 @@ async def test_output_on_stdout_never_disturbs_the_channel_and_logs_arrive(
 
 
 @pytest.mark.requirement("X3")
-async def test_errors_of_a_child_carry_no_secret_and_nothing_that_jsonb_refuses(harness: Harness) -> None:
+async def test_errors_of_a_child_contain_no_secret_and_no_nul_characters(harness: Harness) -> None:
     outcome = await harness.run(a_task("leak"))
 
     assert outcome.error is not None
@@ -322,19 +326,19 @@ async def test_sys_exit_in_a_handler_is_a_failure_and_the_child_process_continue
 
 
 @pytest.mark.requirement("E12")
-async def test_an_error_without_a_message_is_the_handlers_failure_and_the_child_process_continues(
+async def test_an_error_that_cannot_be_printed_is_a_failure_and_the_child_process_continues(
     harness: Harness,
 ) -> None:
-    outcome = await harness.run(a_task("fails_without_words"))
+    outcome = await harness.run(a_task("fails_without_message"))
 
     assert outcome.error is not None
-    assert (outcome.error["type"], outcome.error["blame"]) == ("Unspeakable", "handler")
-    assert "Unspeakable" in outcome.error["message"]
+    assert (outcome.error["type"], outcome.error["blame"]) == ("Unprintable", "handler")
+    assert "Unprintable" in outcome.error["message"]
     assert len(harness.pool.idle_pids) == 1
 
 
 @pytest.mark.requirement("E12")
-async def test_bad_params_and_bad_outputs_are_distinguished(harness: Harness) -> None:
+async def test_invalid_params_and_invalid_outputs_are_distinguished(harness: Harness) -> None:
     params = (await harness.run(a_task("sleep_blocking", seconds="long"))).error
     output = (await harness.run(a_task("return_nan"))).error
 
@@ -347,19 +351,19 @@ async def test_bad_params_and_bad_outputs_are_distinguished(harness: Harness) ->
 
 
 @pytest.mark.requirement("E18")
-async def test_large_outputs_pass_and_larger_ones_fail_clearly(harness: Harness) -> None:
+async def test_large_outputs_are_accepted_and_too_large_outputs_refused(harness: Harness) -> None:
     fine = await harness.run(a_task("big", megabytes=60))
     too_large = await harness.run(a_task("big", megabytes=101))
 
-    # As JSON, untouched: the worker only passes it on.
+    # The worker passes the JSON on without decoding it.
     assert (fine.output, bytes(fine.encoded or b"")) == (None, b'"' + b"x" * 60 * 1024 * 1024 + b'"')
     assert too_large.error is not None
     assert too_large.error["code"] == "handler.output-too-large"
 
 
 @pytest.mark.requirement("E18")
-async def test_outputs_are_not_held_against_the_handlers_memory(harness: Harness) -> None:
-    """orjson takes more than the output itself, and crashes where it gets no memory."""
+async def test_encoding_an_output_does_not_count_towards_the_memory_limit(harness: Harness) -> None:
+    """orjson needs more memory than the output itself, and crashes if it gets none."""
     fine = await harness.run(a_task("big", megabytes=90), memory_mb=256)
     too_large = await harness.run(a_task("big", megabytes=120), memory_mb=512)
 
@@ -371,7 +375,7 @@ async def test_outputs_are_not_held_against_the_handlers_memory(harness: Harness
 
 
 @pytest.mark.requirement("H1")
-async def test_a_crash_that_may_be_out_of_memory_reports_the_limit(harness: Harness) -> None:
+async def test_the_error_of_a_crash_by_signal_names_the_memory_limit(harness: Harness) -> None:
     outcome = await harness.run(a_task("segfault"), memory_mb=512)
     other = await harness.run(a_task("crash", exit_code=13), memory_mb=512)
 
@@ -398,7 +402,7 @@ async def test_a_later_attempt_continues_from_a_checkpoint(harness: Harness, mon
 
 
 @pytest.mark.requirement("E22")
-async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_reported(
+async def test_a_checkpoint_whose_artifact_has_changed_is_skipped_and_reported(
     harness: Harness, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -419,9 +423,9 @@ async def test_a_checkpoint_whose_artifact_has_changed_is_not_trusted_and_report
 
 
 @pytest.mark.requirement("E22")
-async def test_a_handler_that_was_asked_to_stop_stops_when_it_saves_a_checkpoint(harness: Harness) -> None:
-    """A handler that never checks its flags, and saves a checkpoint now and then."""
-    context = harness.context(task := a_task("saves_on_and_on"))
+async def test_a_plain_handler_that_was_asked_to_stop_ends_when_it_saves_a_checkpoint(harness: Harness) -> None:
+    """The handler never checks its flags, but saves checkpoints."""
+    context = harness.context(task := a_task("saves_repeatedly"))
     running = asyncio.create_task(harness.run(task, context))
     await until(lambda: len(harness.ledger.checkpoints) > 0)
 
@@ -465,7 +469,7 @@ async def test_a_cancelled_handler_is_notified_and_stops_at_its_next_check(harne
 
     assert (await running).status is TaskStatus.RETURNED
     assert (tmp_path / "note").read_text() == "cancelled=True shutting_down=False"
-    assert len(harness.pool.idle_pids) == 1, "the child lives on"
+    assert len(harness.pool.idle_pids) == 1, "the child is reused"
 
 
 @pytest.mark.requirement("E14")
@@ -486,7 +490,7 @@ async def test_a_cancelled_handler_that_never_checks_is_killed_after_its_grace_p
 
 
 @pytest.mark.requirement("E14")
-async def test_signals_given_while_the_child_starts_are_not_lost(harness: Harness, tmp_path: Path) -> None:
+async def test_requests_to_stop_while_the_child_starts_are_not_lost(harness: Harness, tmp_path: Path) -> None:
     task = a_task("poll_flags", note=str(tmp_path / "note"))
     context = harness.context(task)
     context.shut_down()
@@ -510,7 +514,7 @@ async def test_cancelling_the_call_kills_the_child_before_it_returns(harness: Ha
 
 
 class RecordingContext(TaskContext):
-    """Counts what reaches the worker."""
+    """Counts the progress reports and log lines that reach the worker."""
 
     __slots__ = ("count",)
 
@@ -532,7 +536,7 @@ def recording(harness: Harness, task: TaskMessage) -> RecordingContext:
 
 
 @pytest.mark.requirement("E23")
-async def test_frequent_progress_is_reported_a_few_times_a_second_with_its_latest_value(harness: Harness) -> None:
+async def test_frequent_progress_is_throttled_and_the_latest_value_is_kept(harness: Harness) -> None:
     task = a_task("reports_much", timeout=20)
     context = recording(harness, task)
     started = time.monotonic()
@@ -557,7 +561,7 @@ async def test_delayed_progress_is_reported_while_the_handler_continues(harness:
 
 
 @pytest.mark.requirement("H1")
-async def test_of_too_many_log_lines_the_last_are_kept_and_the_dropped_ones_counted(harness: Harness) -> None:
+async def test_the_last_of_too_many_log_lines_are_kept(harness: Harness) -> None:
     task = a_task("logs_much", timeout=20)
     context = recording(harness, task)
     started = time.monotonic()
@@ -573,7 +577,7 @@ async def test_of_too_many_log_lines_the_last_are_kept_and_the_dropped_ones_coun
 
 
 @pytest.mark.requirement("H1")
-async def test_a_log_line_that_cannot_be_encoded_is_logged_as_far_as_possible(harness: Harness) -> None:
+async def test_a_log_line_with_invalid_unicode_is_logged_with_replacements(harness: Harness) -> None:
     task = a_task("logs_oddly")
     context = recording(harness, task)
 

@@ -1,4 +1,4 @@
-"""A worker without database access: the real loop over the real API, and what goes wrong between them."""
+"""A worker without database access: the real loop over the real API, with faults between them."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from tests.worker.over_http import a_key, connection_with, platform, worker_api
 
 from dagmaster.access.worker_ids import is_worker_of, new_worker_id
 from dagmaster.api.task_watch import MAX_WAITING, WOKEN_AT_ONCE, TaskWatch
-from dagmaster.client.models.worker import ClaimedTask, StartedWorker
+from dagmaster.client.models.worker import ClaimedTask, StartedWorker, TaskDemand
 from dagmaster.database.assets.keys import KeyChange, KeyStore
 from dagmaster.database.ledger.protocol import Demand, Report, Running
 from dagmaster.database.reads.remote_workers import ClaimableHandler
@@ -45,7 +45,7 @@ JOB = UUID("0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01")  # part of the names of tests
 
 @asynccontextmanager
 async def remote(running: Engine, app: Any, key: str, **settings: Any) -> AsyncIterator[Worker]:
-    """A worker that reaches the app with a key, in this process."""
+    """A worker in this process that uses the app with a key."""
     connection = connection_with(app, key)
     started = await start(connection)
     chosen = adopted(fast_settings(**settings), started)
@@ -84,8 +84,8 @@ PHASES = workflow("""
 """)
 
 
-async def test_a_worker_over_http_runs_all_that_a_worker_with_a_database_runs(database):
-    """Plain handlers with checkpoints, fans, large params, outputs and results, progress and log lines."""
+async def test_a_worker_over_http_runs_the_same_tasks_as_a_worker_with_a_database(database):
+    """Plain handlers with checkpoints, fan_outs, large params, outputs and results, progress and log lines."""
     key = await a_key(database, "partner")
     async with engine(database, workers=0) as running, platform(database) as app:
         async with remote(running, app, key) as worker:
@@ -119,7 +119,7 @@ async def test_the_trace_of_a_job_reaches_a_worker_over_http(database):
 
 
 class OlderApi:
-    """The API of a release that does not know a field: the real one refuses the field, under another name."""
+    """The API of a release without a field: the field is renamed, so that the real API refuses it as unknown."""
 
     def __init__(self, app: Any, field: str) -> None:
         self._app = app
@@ -165,12 +165,12 @@ async def test_a_worker_over_http_limits_its_queues(database, is_older):
 
     assert held == 2
     assert job["status"] == "completed"
-    assert older.refused == is_older  # asked once, and then in the form that the platform knows
+    assert older.refused == is_older  # refused once, and then requested in the way that the platform supports
 
 
 @asynccontextmanager
 async def _as_older(app: Any) -> AsyncIterator[OlderApi]:
-    yield OlderApi(app, "rooms")
+    yield OlderApi(app, "free_slots")
 
 
 async def _holds(worker: Worker, count: int) -> bool:
@@ -221,7 +221,7 @@ async def _queued(running: Engine, job_id: UUID) -> bool:
 
 
 class LosingApi:
-    """An API whose first response to each kind of request is lost: the request has had its effect by then."""
+    """An API whose first response to each kind of request is lost after the request has taken effect."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -245,7 +245,7 @@ class LosingApi:
             await send(message)
 
 
-async def test_a_response_that_is_lost_does_no_harm_whichever_it_is(database):
+async def test_the_loss_of_any_response_has_no_effect_on_jobs(database):
     key = await a_key(database, "partner")
     times = {"task_lease_sec": 2, "lease_renew_sec": 0.5}
     async with engine(database, workers=0, **times) as running, platform(database, **times) as app:
@@ -273,8 +273,8 @@ async def test_a_response_that_is_lost_does_no_harm_whichever_it_is(database):
     }
 
 
-async def test_a_worker_keeps_its_handlers_and_results_while_the_platform_is_away(database):
-    """The answers stop, as when every instance restarts. The handler ends meanwhile, and its report counts later."""
+async def test_a_worker_keeps_running_tasks_and_results_during_an_outage_of_the_platform(database):
+    """No responses arrive, as when all instances restart. The handler ends meanwhile, and its report is sent later."""
     key = await a_key(database, "partner")
     async with (
         engine(database, workers=0, task_lease_sec=30) as running,
@@ -285,7 +285,7 @@ async def test_a_worker_keeps_its_handlers_and_results_while_the_platform_is_awa
         answering = connection._connected
         job_id = await running.submit(GATED)
         await until(lambda: _shows(running, job_id, "running"))
-        connection._connected = (answering[0], _Away())
+        connection._connected = (answering[0], _UnreachablePlatform())
         open_gate(job_id)
         await until(lambda: _is_finished(worker))
         outages = worker.counters.outages
@@ -302,8 +302,8 @@ async def _is_finished(worker: Worker) -> bool:
     return bool(worker._finished) and worker._failures > 1
 
 
-class _Away:
-    """A platform that does not answer."""
+class _UnreachablePlatform:
+    """A client of a platform that does not respond."""
 
     def stream(self, *_arguments: Any, **_options: Any) -> Any:
         import httpx2
@@ -313,8 +313,8 @@ class _Away:
     async def aclose(self) -> None: ...
 
 
-async def test_a_worker_whose_key_is_revoked_loses_its_task_to_another(database):
-    """Its requests are refused from then on, so that its lease expires and its result never counts."""
+async def test_the_task_of_a_worker_whose_key_is_revoked_is_lost_and_run_by_another(database):
+    """Its requests are refused from then on, so that its lease expires and its result is not accepted."""
     key = await a_key(database, "partner")
     times = {"task_lease_sec": 2, "lease_renew_sec": 0.5}
     async with (
@@ -339,7 +339,7 @@ async def test_a_worker_whose_key_is_revoked_loses_its_task_to_another(database)
     assert results == [{"attempt": 2, "worker_id": other.worker_id, "accepted": True}]
 
 
-def test_a_key_that_is_refused_counts_as_an_outage_so_that_results_are_kept():
+def test_a_refused_key_is_treated_as_an_outage_so_that_results_are_kept():
     refused = translated(NotAllowed("this key was revoked", code="auth.revoked"))
 
     assert isinstance(refused, Unavailable)
@@ -357,7 +357,7 @@ def test_a_key_that_is_refused_counts_as_an_outage_so_that_results_are_kept():
         (Unavailable("later"), Unavailable),
     ],
 )
-def test_only_what_is_wrong_with_a_request_itself_is_not_tried_again(error, kind):
+def test_only_errors_of_the_request_itself_are_not_retried(error, kind):
     assert type(translated(error)) is kind
 
 
@@ -390,7 +390,7 @@ class QuietNotifier:
 
 
 @asynccontextmanager
-async def a_watch(poll_seconds: float = 60.0) -> AsyncIterator[tuple[TaskWatch, CountedReads, QuietNotifier]]:
+async def task_watch(poll_seconds: float = 60.0) -> AsyncIterator[tuple[TaskWatch, CountedReads, QuietNotifier]]:
     reads, notifier = CountedReads(), QuietNotifier()
     watch = TaskWatch(reads, {"tasks:q": "q"}, lambda: notifier, poll_seconds)
     yield watch, reads, notifier
@@ -398,7 +398,7 @@ async def a_watch(poll_seconds: float = 60.0) -> AsyncIterator[tuple[TaskWatch, 
 
 
 async def test_hundreds_of_idle_workers_share_one_query_of_the_database():
-    async with a_watch(poll_seconds=0.1) as (watch, reads, _):
+    async with task_watch(poll_seconds=0.1) as (watch, reads, _):
         waiting = [asyncio.create_task(watch.wait({"q"}, {"echo"}, 0.55)) for _ in range(300)]
 
         answers = await asyncio.gather(*waiting)
@@ -407,8 +407,8 @@ async def test_hundreds_of_idle_workers_share_one_query_of_the_database():
     assert 3 <= reads.reads <= 8  # one in each poll interval, not one for each worker
 
 
-async def test_a_notification_wakes_a_few_workers_that_can_run_the_task_in_the_order_of_their_arrival():
-    async with a_watch() as (watch, reads, notifier):
+async def test_a_notification_wakes_a_few_workers_that_can_run_the_task():
+    async with task_watch() as (watch, reads, notifier):
         waiting = [
             asyncio.create_task(watch.wait({"q"}, {"echo"} if number != 1 else {"other"}, 5.0)) for number in range(40)
         ]
@@ -416,7 +416,7 @@ async def test_a_notification_wakes_a_few_workers_that_can_run_the_task_in_the_o
         reads.claimable = [ClaimableHandler("q", "echo")]
         await notifier.topics.put(frozenset({"tasks:q"}))
         await until(lambda: _some_done(waiting))
-        reads.claimable = []  # the first have claimed it
+        reads.claimable = []  # the first workers have claimed the task
         await asyncio.sleep(0.1)
         woken = [number for number, task in enumerate(waiting) if task.done()]
 
@@ -428,8 +428,8 @@ async def _some_done(tasks: list[Any]) -> bool:
     return any(task.done() for task in tasks)
 
 
-async def test_all_workers_are_woken_while_tasks_are_left():
-    async with a_watch() as (watch, reads, _):
+async def test_all_workers_are_woken_while_there_are_tasks():
+    async with task_watch() as (watch, reads, _):
         reads.claimable = [ClaimableHandler("q", "echo")]
 
         answers = await asyncio.gather(*(watch.wait({"q"}, {"echo"}, 5.0) for _ in range(40)))
@@ -437,16 +437,16 @@ async def test_all_workers_are_woken_while_tasks_are_left():
     assert set(answers) == {frozenset({"q"})}
 
 
-async def test_tasks_that_no_waiting_worker_can_run_wake_no_worker():
-    async with a_watch(poll_seconds=0.02) as (watch, reads, notifier):
+async def test_tasks_that_no_waiting_worker_can_run_wake_none():
+    async with task_watch(poll_seconds=0.02) as (watch, reads, notifier):
         reads.claimable = [ClaimableHandler("q", "rare"), ClaimableHandler("elsewhere", "echo")]
         await notifier.topics.put(frozenset({"tasks:q"}))
 
         assert await watch.wait({"q"}, {"echo"}, 0.2) == frozenset()
 
 
-async def test_an_outage_of_the_database_ends_no_wait_and_closing_ends_all():
-    async with a_watch(poll_seconds=0.02) as (watch, reads, _):
+async def test_waits_continue_during_an_outage_of_the_database_and_end_on_close():
+    async with task_watch(poll_seconds=0.02) as (watch, reads, _):
         reads.fails = True
         waiting = asyncio.create_task(watch.wait({"q"}, {"echo"}, 30))
         await until(lambda: _counted(reads, 2))
@@ -467,7 +467,7 @@ async def _counted(reads: CountedReads, count: int) -> bool:
 async def test_too_many_waiting_workers_are_refused(monkeypatch):
     monkeypatch.setattr("dagmaster.api.task_watch.MAX_WAITING", 1)
     assert MAX_WAITING > 1000
-    async with a_watch() as (watch, _, _):
+    async with task_watch() as (watch, _, _):
         first = asyncio.create_task(watch.wait({"q"}, {"echo"}, 5.0))
         await asyncio.sleep(0.01)
 
@@ -476,11 +476,11 @@ async def test_too_many_waiting_workers_are_refused(monkeypatch):
         first.cancel()
 
 
-# --- answers that are not to be trusted ------------------------------------------------------------------------------
+# --- untrusted responses ---------------------------------------------------------------------------------------------
 
 
-class Scripted:
-    """A connection that answers with given bodies, and remembers the requests."""
+class ScriptedConnection:
+    """A connection that returns given bodies and records the requests."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -494,7 +494,7 @@ class Scripted:
         return Response(200, content=answer if isinstance(answer, bytes) else orjson.dumps(answer))
 
 
-def a_claimed(**changes: Any) -> dict[str, Any]:
+def claim_response(**changes: Any) -> dict[str, Any]:
     task = {
         "task_id": task_id(JOB, "work", 1),
         "job_id": str(JOB),
@@ -514,8 +514,8 @@ def a_claimed(**changes: Any) -> dict[str, Any]:
 WANTED = Demand(("q",), ("echo",), 1)
 
 
-async def test_claimed_tasks_are_those_of_the_answer():
-    ledger = HttpLedger(WorkerRequests(Scripted(a_claimed(unknown_field=1))))
+async def test_claimed_tasks_are_read_from_the_response():
+    ledger = HttpLedger(WorkerRequests(ScriptedConnection(claim_response(unknown_field=1))))
 
     (task,) = (await ledger.exchange(uuid4(), [], WANTED, lease_seconds=60)).claimed
 
@@ -525,13 +525,13 @@ async def test_claimed_tasks_are_those_of_the_answer():
 @pytest.mark.parametrize(
     "answer",
     [
-        a_claimed(handler="rm"),
-        a_claimed(queue="elsewhere"),
-        a_claimed(node_id="other"),
-        a_claimed(timeout_seconds=-1),
-        a_claimed(params="text"),
-        a_claimed(attempt="x"),
-        {"claimed": a_claimed()["claimed"] * 2, "accepted": 0, "late": []},
+        claim_response(handler="rm"),
+        claim_response(queue="elsewhere"),
+        claim_response(node_id="other"),
+        claim_response(timeout_seconds=-1),
+        claim_response(params="text"),
+        claim_response(attempt="x"),
+        {"claimed": claim_response()["claimed"] * 2, "accepted": 0, "late": []},
         {"claimed": "x"},
         [],
         b"",
@@ -540,8 +540,8 @@ async def test_claimed_tasks_are_those_of_the_answer():
         b"[" * 100_000,
     ],
 )
-async def test_a_hostile_answer_is_an_outage_and_starts_nothing(answer):
-    ledger = HttpLedger(WorkerRequests(Scripted(answer)))
+async def test_an_invalid_response_is_treated_as_an_outage_and_starts_no_task(answer):
+    ledger = HttpLedger(WorkerRequests(ScriptedConnection(answer)))
 
     with pytest.raises(Unavailable) as refusal:
         await ledger.exchange(uuid4(), [], WANTED, lease_seconds=60)
@@ -550,7 +550,7 @@ async def test_a_hostile_answer_is_an_outage_and_starts_nothing(answer):
 
 
 async def test_large_reports_are_sent_in_several_requests_and_only_the_last_one_claims():
-    connection = Scripted({"claimed": [], "accepted": 2, "late": []})
+    connection = ScriptedConnection({"claimed": [], "accepted": 2, "late": []})
     ledger = HttpLedger(WorkerRequests(connection))
     reports = [Report(JOB, f"n{n}", 1, TaskStatus.SUCCEEDED, output="x" * 200_000) for n in range(9)]
 
@@ -564,14 +564,14 @@ async def test_large_reports_are_sent_in_several_requests_and_only_the_last_one_
     assert answer.accepted == 2 * len(bodies)
 
 
-NO_ROOMS = InvalidRequest("demand.rooms: unknown field 'rooms'", code="request.invalid")
+NO_FREE_SLOTS = InvalidRequest("demand.free_slots: unknown field 'free_slots'", code="request.invalid")
 LIMITED = Demand(("a", "q", "z"), ("echo",), 5, ("work",), 4, {"q": 3, "z": 1})
 
 
-async def test_an_older_platform_is_asked_for_each_limited_queue_so_that_no_limit_is_exceeded():
+async def test_tasks_of_limited_queues_are_requested_separately_from_an_older_platform():
     empty = {"claimed": [], "accepted": 0, "late": []}
-    connection = Scripted(NO_ROOMS, empty, empty, empty, empty)
-    connection.answers[1] = a_claimed(handler="echo") | {"accepted": 1}
+    connection = ScriptedConnection(NO_FREE_SLOTS, empty, empty, empty, empty)
+    connection.answers[1] = claim_response(handler="echo") | {"accepted": 1}
     ledger = HttpLedger(WorkerRequests(connection))
 
     answer = await ledger.exchange(uuid4(), [Report(JOB, "n", 1, TaskStatus.SUCCEEDED)], LIMITED, lease_seconds=60)
@@ -580,12 +580,12 @@ async def test_an_older_platform_is_asked_for_each_limited_queue_so_that_no_limi
     wanted = [(*each["demand"]["queues"], each["demand"]["light"], each["demand"]["heavy"]) for each in bodies]
     assert wanted == [("q", 3, 0), ("q", 0, 2), ("z", 1, 0), ("z", 0, 1), ("a", 4, 0), ("a", 0, 4)]
     assert [len(each["reports"]) for each in bodies] == [1, 0, 0, 0, 0, 0]
-    assert not any("rooms" in each["demand"] for each in bodies)
+    assert not any("free_slots" in each["demand"] for each in bodies)
     assert (len(answer.claimed), answer.accepted) == (1, 1)
 
 
 async def test_tasks_claimed_from_an_older_platform_are_kept_if_a_later_request_fails():
-    connection = Scripted(NO_ROOMS, a_claimed(), Unavailable("it restarts"))
+    connection = ScriptedConnection(NO_FREE_SLOTS, claim_response(), Unavailable("it restarts"))
     ledger = HttpLedger(WorkerRequests(connection))
 
     answer = await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
@@ -593,9 +593,9 @@ async def test_tasks_claimed_from_an_older_platform_are_kept_if_a_later_request_
     assert [task.handler for task in answer.claimed] == ["echo"]
 
 
-async def test_an_older_platform_that_was_upgraded_is_asked_for_all_queues_again(monkeypatch):
-    monkeypatch.setattr(http_ledger, "_OLDER_SECONDS", 0.0)
-    connection = Scripted(NO_ROOMS, {"claimed": [], "accepted": 0, "late": []})
+async def test_all_queues_are_requested_together_after_the_platform_is_upgraded(monkeypatch):
+    monkeypatch.setattr(http_ledger, "_UNKNOWN_FIELD_SECONDS", 0.0)
+    connection = ScriptedConnection(NO_FREE_SLOTS, {"claimed": [], "accepted": 0, "late": []})
     ledger = HttpLedger(WorkerRequests(connection))
     await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
     connection.requests.clear()
@@ -603,24 +603,28 @@ async def test_an_older_platform_that_was_upgraded_is_asked_for_all_queues_again
     await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
 
     ((_, _, content),) = connection.requests
-    assert json.loads(content)["demand"]["rooms"] == {"q": 3, "z": 1}
+    assert json.loads(content)["demand"]["free_slots"] == {"q": 3, "z": 1}
+
+
+def test_free_slots_are_accepted_under_their_former_name():
+    assert TaskDemand.model_validate({"rooms": {"q": 3}}) == TaskDemand(free_slots={"q": 3})
 
 
 NO_RUN_SECONDS = InvalidRequest("body.held.1.run_seconds: unknown field 'run_seconds'", code="request.invalid")
 HELD = [Running(JOB, "runs", 1, {"fraction": 0.5}), Running(JOB, "waits", 1, run_seconds=0.0)]
 
 
-async def test_an_older_platform_renews_leases_without_the_time_that_a_handler_has_run(monkeypatch):
-    connection = Scripted(NO_RUN_SECONDS, {"task_ids": ["lost"]})
+async def test_leases_are_renewed_without_run_seconds_on_an_older_platform(monkeypatch):
+    connection = ScriptedConnection(NO_RUN_SECONDS, {"task_ids": ["lost"]})
     ledger = HttpLedger(WorkerRequests(connection))
 
     lost = [await ledger.renew(uuid4(), HELD, lease_seconds=60) for _ in range(2)]
-    monkeypatch.setattr(ledger, "_unknown_until", {"run_seconds": 0.0})  # it may have been upgraded since
+    monkeypatch.setattr(ledger, "_unknown_until", {"run_seconds": 0.0})  # the platform may have been upgraded since
     lost.append(await ledger.renew(uuid4(), HELD, lease_seconds=60))
 
     sent = [json.loads(content)["held"] for _, _, content in connection.requests]
     assert [[each.get("run_seconds") for each in held] for held in sent] == [
-        [None, 0.0],  # refused, and sent again
+        [None, 0.0],  # refused, and sent again without the field
         [None, None],
         [None, None],
         [None, 0.0],
@@ -629,7 +633,7 @@ async def test_an_older_platform_renews_leases_without_the_time_that_a_handler_h
     assert lost == [{"lost"}] * 3
 
 
-async def test_an_older_api_renews_leases_of_a_worker_that_waits_for_slots(database):
+async def test_an_older_api_accepts_renewals_of_a_worker_that_waits_for_slots(database):
     key = await a_key(database, "partner")
     async with worker_api(database) as app:
         older = OlderApi(app, "run_seconds")
@@ -637,12 +641,14 @@ async def test_an_older_api_renews_leases_of_a_worker_that_waits_for_slots(datab
 
         lost = [await ledger.renew(new_worker_id("partner"), HELD, lease_seconds=60) for _ in range(2)]
 
-    assert lost == [{task_id(JOB, "runs", 1), task_id(JOB, "waits", 1)}] * 2  # an answer, and no refusal
+    assert lost == [{task_id(JOB, "runs", 1), task_id(JOB, "waits", 1)}] * 2  # a result, not an error
     assert older.refused == 1
 
 
 async def test_a_renewal_that_is_refused_for_another_reason_is_not_sent_again():
-    connection = Scripted(InvalidRequest("body.held.0.attempt: must be greater than 0", code="request.invalid"))
+    connection = ScriptedConnection(
+        InvalidRequest("body.held.0.attempt: must be greater than 0", code="request.invalid")
+    )
 
     with pytest.raises(InvalidRequest):
         await HttpLedger(WorkerRequests(connection)).renew(uuid4(), HELD, lease_seconds=60)
@@ -650,8 +656,10 @@ async def test_a_renewal_that_is_refused_for_another_reason_is_not_sent_again():
     assert len(connection.requests) == 1
 
 
-async def test_params_that_are_not_what_their_reference_says_are_refused():
-    payloads = HttpPayloads(WorkerRequests(Scripted(b'{"evil": true}')), uuid4(), task_id(JOB, "work", 1), 1.0)
+async def test_params_that_do_not_match_their_reference_are_refused():
+    payloads = HttpPayloads(
+        WorkerRequests(ScriptedConnection(b'{"evil": true}')), uuid4(), task_id(JOB, "work", 1), 1.0
+    )
 
     with pytest.raises(UnfitData) as refusal:
         await payloads.load_payload(JOB, reference_to(b'{"text": "as stored"}'))
@@ -659,9 +667,9 @@ async def test_params_that_are_not_what_their_reference_says_are_refused():
     assert refusal.value.code == "payload.damaged"
 
 
-async def test_params_whose_download_always_ends_early_are_damaged():
+async def test_params_are_reported_as_damaged_if_their_download_always_fails():
     lost = Unavailable("the connection was lost", code="server.lost")
-    payloads = HttpPayloads(WorkerRequests(Scripted(lost)), uuid4(), task_id(JOB, "work", 1), 1.0)
+    payloads = HttpPayloads(WorkerRequests(ScriptedConnection(lost)), uuid4(), task_id(JOB, "work", 1), 1.0)
 
     for _ in range(4):
         with pytest.raises(Unavailable):
@@ -671,7 +679,7 @@ async def test_params_whose_download_always_ends_early_are_damaged():
 
 
 async def test_an_output_that_is_too_large_is_refused_before_it_is_sent():
-    connection = Scripted({})
+    connection = ScriptedConnection({})
     payloads = HttpPayloads(WorkerRequests(connection), uuid4(), task_id(JOB, "work", 1), 1.0)
 
     with pytest.raises(InvalidRequest) as refusal:
@@ -681,17 +689,20 @@ async def test_an_output_that_is_too_large_is_refused_before_it_is_sent():
     assert connection.requests == []
 
 
-async def test_a_handlers_checkpoint_waits_for_a_platform_that_restarts():
+async def test_saving_a_checkpoint_waits_for_a_platform_that_restarts():
     unavailable = Unavailable("no platform responds", code="server.unreachable")
     payloads = HttpPayloads(
-        WorkerRequests(Scripted(unavailable, unavailable, {"is_saved": True})), uuid4(), task_id(JOB, "work", 1), 5.0
+        WorkerRequests(ScriptedConnection(unavailable, unavailable, {"is_saved": True})),
+        uuid4(),
+        task_id(JOB, "work", 1),
+        5.0,
     )
 
     assert await payloads.save_checkpoint(None, "phase", {"x": 1})
 
 
-async def test_after_announcements_in_vain_the_worker_waits_longer_and_longer():
-    connection = Scripted({"queues": ["q"]})
+async def test_a_worker_backs_off_after_announcements_without_a_claim():
+    connection = ScriptedConnection({"queues": ["q"]})
     transport = HttpTransport(WorkerRequests(connection), uuid4(), random.Random(1))
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -702,8 +713,8 @@ async def test_after_announcements_in_vain_the_worker_waits_longer_and_longer():
     assert loop.time() - began > 0.15
 
 
-async def test_a_wait_is_replaced_when_more_handlers_become_free():
-    class Slow(Scripted):
+async def test_a_wait_is_replaced_when_slots_for_other_handlers_become_free():
+    class Slow(ScriptedConnection):
         async def request(self, method: str, path: str, **options: Any) -> Response:
             if "heavy" not in options["body"]["handlers"]:
                 self.requests.append((method, path, "cancelled"))
@@ -727,20 +738,22 @@ async def test_a_wait_is_replaced_when_more_handlers_become_free():
 # --- starting --------------------------------------------------------------------------------------------------------
 
 
-def a_start(**changes: Any) -> StartedWorker:
+def start_response(**changes: Any) -> StartedWorker:
     facts = {"worker_id": uuid4(), "caller": "partner", "queues": None, "lease_seconds": 30.0}
     return StartedWorker(**(facts | {"software_version": "1", "protocol": 1} | changes))
 
 
-def test_a_worker_keeps_to_the_lease_of_the_platform_and_to_the_queues_of_its_key(monkeypatch):
+def test_a_worker_uses_the_lease_of_the_platform_and_the_queues_of_its_key(monkeypatch):
     monkeypatch.delenv("WORKER_QUEUE", raising=False)
 
-    settings = adopted(load(task_lease_sec=60, lease_renew_sec=15), a_start(queues=["partner-a"], lease_seconds=20))
+    settings = adopted(
+        load(task_lease_sec=60, lease_renew_sec=15), start_response(queues=["partner-a"], lease_seconds=20)
+    )
 
     assert (settings.task_lease_sec, settings.lease_renew_sec) == (20, 5)
     assert settings.worker_queue == ("partner-a",)
     with pytest.raises(NotAllowed) as refusal:
-        adopted(load(worker_queue="partner-a,container-tasks"), a_start(queues=["partner-a"]))
+        adopted(load(worker_queue="partner-a,container-tasks"), start_response(queues=["partner-a"]))
     assert "container-tasks" in refusal.value.message
 
 
@@ -754,8 +767,8 @@ def test_a_worker_keeps_to_the_lease_of_the_platform_and_to_the_queues_of_its_ke
         ({"worker_id": "x"}, "server.unexpected", Unavailable),
     ],
 )
-async def test_what_waiting_does_not_repair_ends_the_start_at_once(answer, code, kind):
-    connection = Scripted(answer)
+async def test_permanent_errors_end_the_start_at_once(answer, code, kind):
+    connection = ScriptedConnection(answer)
     connection.url = "https://platform.example"
 
     with pytest.raises(kind) as refusal:
@@ -765,15 +778,15 @@ async def test_what_waiting_does_not_repair_ends_the_start_at_once(answer, code,
     assert refusal.value.hint or kind is Conflict or code == "server.not-a-platform"
 
 
-async def test_a_start_waits_for_a_platform_that_is_not_there_yet():
-    connection = Scripted(
-        Unavailable("refused", code="server.unreachable"), a_start(caller="partner").model_dump(mode="json")
+async def test_a_start_waits_until_the_platform_is_reachable():
+    connection = ScriptedConnection(
+        Unavailable("refused", code="server.unreachable"), start_response(caller="partner").model_dump(mode="json")
     )
 
     assert (await start(connection)).caller == "partner"
 
 
-def test_the_url_must_be_encrypted_unless_it_is_of_this_machine():
+def test_the_url_must_use_https_unless_it_is_on_this_machine():
     assert load(dag_callback_url="https://platform.example/").dag_callback_url == "https://platform.example"
     assert load(dag_callback_url="http://127.0.0.1:8000").dag_callback_url
     assert load(dag_callback_url="http://orchestrator:8000", dag_callback_insecure=True).dag_callback_url
@@ -782,7 +795,7 @@ def test_the_url_must_be_encrypted_unless_it_is_of_this_machine():
             load(dag_callback_url=wrong)
 
 
-def test_handlers_that_need_a_database_are_left_to_workers_that_have_one():
+def test_handlers_that_need_a_database_are_not_offered():
     offered = set(without_database(installed()))
 
     assert {"echo", "multi_phase", "raster.inventory"} <= offered
@@ -791,7 +804,7 @@ def test_handlers_that_need_a_database_are_left_to_workers_that_have_one():
     assert len(Registry(REGISTRATIONS)) > len(offered)
 
 
-def test_an_id_belongs_to_the_caller_that_it_was_issued_to():
+def test_a_worker_id_is_valid_only_for_the_caller_that_it_was_issued_to():
     mine = new_worker_id("partner-a")
 
     assert is_worker_of(mine, "partner-a")
@@ -802,7 +815,7 @@ def test_an_id_belongs_to_the_caller_that_it_was_issued_to():
 
 
 def test_a_claimed_task_is_sent_and_received_with_the_fields_of_a_task_message():
-    """Answers are written from the tuple and read into it, without a list of names of their own."""
+    """The tuple is the only list of the fields: responses are written from it and read into it."""
     assert tuple(ClaimedTask.model_fields) == TaskMessage._fields
 
 

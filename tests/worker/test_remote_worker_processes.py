@@ -1,4 +1,4 @@
-"""A worker with a URL and a key only, as a process, while the orchestrator that it talks to is killed and restarted."""
+"""A worker process that has only a URL and a key, while its orchestrator is killed and restarted."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ LOAD = """
 
 
 def environment_of_partner(running: Fleet, url: str, key: str) -> dict[str, str]:
-    """What a machine in another network has: no address of the database."""
+    """The environment on a machine in another network, without the address of the database."""
     ours = running.process("worker").environment
     return {
         **{name: value for name, value in ours.items() if name != "DATABASE_URL"},
@@ -100,10 +100,10 @@ async def test_a_worker_over_http_survives_restarts_of_its_orchestrator(database
 
     assert set(states) == {"completed"}
     assert {row["count"] for row in rows} == {1}
-    assert len(rows) == len(jobs) * 5  # nothing lost: four children and one node
-    # A claim whose response was lost with the orchestrator is made again; its first attempt has not run.
+    assert len(rows) == len(jobs) * 5  # no task is lost: four children and one node
+    # If the response to a claim is lost with the orchestrator, the task is claimed again; the first attempt never ran.
     assert {task["attempt"] for task in tasks} <= {1, 2}
-    assert len(running.executed()) == len(rows)  # nothing done twice
+    assert len(running.executed()) == len(rows)  # no task was run twice
     assert started_once == 1
     assert connected == []
 
@@ -139,4 +139,4 @@ def diagnose(environment: dict[str, str]) -> dict[str, tuple[str, str]]:
     command = [sys.executable, "-m", "dagmaster", "doctor", "--json"]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     findings = json.loads(done.stdout)["findings"]
-    return {each["check"]: (each["level"], each["found"]) for each in findings}
+    return {each["check"]: (each["level"], each["observation"]) for each in findings}

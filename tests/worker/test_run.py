@@ -1,9 +1,9 @@
-"""From a task to its report: who is blamed for an error, and what is reported."""
+"""From a task to its report: the blame of errors, and the content of reports."""
 
 import orjson
 import pytest
 from worker_fakes import FakeLedger, a_registry, a_task, id_of, run_one, until, working
-from worker_handlers import Unspeakable
+from worker_handlers import Unprintable
 
 from dagmaster.errors import HandlerFailed, InvalidRequest, TimedOut, Unavailable, UnfitData
 from dagmaster.handlers.registry import Registration
@@ -29,7 +29,7 @@ from dagmaster.worker.reported import progress, text
         (ZeroDivisionError(), Blame.HANDLER),
     ],
 )
-def test_an_error_has_its_blame(error: Exception, blame: Blame) -> None:
+def test_the_blame_follows_from_the_type_of_the_error(error: Exception, blame: Blame) -> None:
     assert blame_of(error) is blame
 
 
@@ -65,13 +65,13 @@ async def test_a_failed_report_names_blame_code_type_and_traceback(blame: str) -
         ("interrupts", "handler", "handler.failed"),
         ("raises_base_exception", "handler", "handler.failed"),
         ("exits_generator", "handler", "handler.failed"),
-        ("fails_without_words_async", "handler", "handler.failed"),
+        ("fails_without_message_async", "handler", "handler.failed"),
         ("give_back_unasked", "handler", "handler.gave-back"),
         ("cancels_itself", "handler", "handler.cancelled"),
         ("size_check", "data", "params.invalid"),
     ],
 )
-async def test_every_outcome_of_a_handler_is_a_report(handler: str, blame: str, code: str) -> None:
+async def test_every_failure_of_a_handler_is_reported_with_blame_and_code(handler: str, blame: str, code: str) -> None:
     report = await run_one(a_task(handler))
 
     assert report.error is not None
@@ -86,8 +86,8 @@ async def test_every_outcome_of_a_handler_is_a_report(handler: str, blame: str, 
         (SystemExit("no input"), "the handler called sys.exit('no input')"),
         (SystemExit(), "the handler called sys.exit()"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
-        (Unspeakable(), "Unspeakable (cannot be converted to text: RuntimeError)"),
-        (HandlerFailed(Unspeakable()), "Unspeakable (cannot be converted to text: RuntimeError)"),  # type: ignore[arg-type]
+        (Unprintable(), "Unprintable (cannot be converted to text: RuntimeError)"),
+        (HandlerFailed(Unprintable()), "Unprintable (cannot be converted to text: RuntimeError)"),  # type: ignore[arg-type]
         (HandlerFailed(404), "404"),  # type: ignore[arg-type]
     ],
 )
@@ -110,7 +110,7 @@ async def test_an_async_handler_is_stopped_after_its_timeout() -> None:
 
 
 @pytest.mark.requirement("E10")
-async def test_a_handler_that_swallows_its_timeout_has_timed_out_nevertheless() -> None:
+async def test_a_handler_that_ignores_its_timeout_is_reported_as_timed_out() -> None:
     report = await run_one(a_task("stubborn", timeout=0.1, seconds=0.4))
 
     assert report.error is not None
@@ -118,7 +118,7 @@ async def test_a_handler_that_swallows_its_timeout_has_timed_out_nevertheless() 
 
 
 @pytest.mark.requirement("X3")
-async def test_tracebacks_are_bounded_and_carry_no_secret() -> None:
+async def test_tracebacks_are_limited_and_contain_no_secret() -> None:
     report = await run_one(a_task("secretive"))
 
     assert report.error is not None
@@ -128,7 +128,7 @@ async def test_tracebacks_are_bounded_and_carry_no_secret() -> None:
 
 
 @pytest.mark.requirement("X3")
-def test_a_cut_never_uncovers_a_secret() -> None:
+def test_truncation_never_reveals_a_secret() -> None:
     for limit in range(20, 80):
         assert "hunter2" not in text("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit)
         assert "hunter2" not in text("x" * 30 + " https://me:hunter2@host/ " + "y" * 30, limit, keep_end=True)
@@ -150,7 +150,7 @@ async def test_the_last_log_lines_of_an_attempt_are_kept_without_secrets() -> No
 
 
 @pytest.mark.requirement("H1")
-async def test_a_handler_that_cannot_be_loaded_is_offered_no_longer() -> None:
+async def test_a_handler_that_cannot_be_loaded_is_no_longer_offered() -> None:
     broken = a_task("broken", "a")
     registry = a_registry(
         Registration("broken", "no_such_module:f"), Registration("gone", "worker_handlers:gone", False)
@@ -193,7 +193,7 @@ async def test_a_large_output_is_stored_before_it_is_reported() -> None:
 
 
 @pytest.mark.requirement("E18")
-async def test_large_params_are_loaded_before_the_handler_sees_them() -> None:
+async def test_large_params_are_loaded_before_the_handler_is_called() -> None:
     content = orjson.dumps({"text": "from afar"})
     task = a_task("echo")._replace(params_ref=reference_to(content))
     async with working() as bench:
@@ -206,34 +206,34 @@ async def test_large_params_are_loaded_before_the_handler_sees_them() -> None:
 
 @pytest.mark.requirement("E18")
 @pytest.mark.parametrize("kind", ["output", "params"])
-async def test_an_outage_while_a_payload_is_stored_or_loaded_costs_no_attempt(kind: str) -> None:
-    """Only the ledger of handlers is away: leases are renewed meanwhile, and the report comes when it is back."""
+async def test_an_outage_while_a_payload_is_stored_or_loaded_does_not_fail_the_attempt(kind: str) -> None:
+    """Only the ledger of handlers is unavailable: leases are renewed meanwhile, and the report is sent afterwards."""
     content = orjson.dumps({"text": "x" * INLINE_BYTES})
     params = {"text": "x" * INLINE_BYTES} if kind == "output" else {}
     task = a_task("echo", **params)._replace(params_ref=reference_to(content) if kind == "params" else None)
-    away = FakeLedger()
-    away.payloads[reference_to(content)["sha256"]] = content
-    away.is_down = True
+    payload_ledger = FakeLedger()
+    payload_ledger.payloads[reference_to(content)["sha256"]] = content
+    payload_ledger.is_down = True
     async with working(lease_renew_sec=0.05, task_lease_sec=1.0) as bench:
-        bench.worker._payloads_of = lambda _task: away
+        bench.worker._payloads_of = lambda _task: payload_ledger
         bench.add(task)
         await bench.is_running(task)
         await until(lambda: sum(task.task_id in map(id_of, held) for held in bench.ledger.renewals) >= 3)
         assert not bench.ledger.reports
 
-        away.is_down = False
+        payload_ledger.is_down = False
         report = await bench.report_of(task)
 
     assert (report.status, report.attempt) == (TaskStatus.SUCCEEDED, 1)
-    assert report.output_ref == reference_to(away.payloads[report.output_ref["sha256"]])
+    assert report.output_ref == reference_to(payload_ledger.payloads[report.output_ref["sha256"]])
 
 
 @pytest.mark.requirement("E18")
-async def test_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> None:
-    away = FakeLedger()
-    away.is_down = True
+async def test_a_worker_that_stops_while_a_payload_cannot_be_stored_gives_the_task_back() -> None:
+    payload_ledger = FakeLedger()
+    payload_ledger.is_down = True
     async with working() as bench:
-        bench.worker._payloads_of = lambda _task: away
+        bench.worker._payloads_of = lambda _task: payload_ledger
         bench.add(task := a_task("echo", text="x" * INLINE_BYTES))
         await bench.is_running(task)
         bench.worker.stop(grace_seconds=0.05)
@@ -244,8 +244,8 @@ async def test_a_worker_that_stops_in_such_an_outage_gives_the_task_back() -> No
 
 @pytest.mark.requirement("E12", "H1")
 @pytest.mark.parametrize("handler", ["hostile_reports", "hostile_reports_async"])
-async def test_whatever_a_handler_reports_is_stored_with_its_own_error(handler: str) -> None:
-    """Bad data stays the data's fault: it is not retried as a failure of the environment."""
+async def test_a_report_with_invalid_values_is_stored_with_the_handlers_own_error(handler: str) -> None:
+    """The blame is still the data, so that it is not retried as a failure of the environment."""
     report = await run_one(a_task(handler))
 
     assert report.status is TaskStatus.FAILED
@@ -258,7 +258,7 @@ async def test_whatever_a_handler_reports_is_stored_with_its_own_error(handler: 
     assert report.error["code"].startswith("raster.?\N{REPLACEMENT CHARACTER}ccc")
 
 
-def test_progress_is_reduced_to_what_can_be_stored() -> None:
+def test_progress_is_reduced_to_values_that_can_be_stored() -> None:
     assert progress(float("nan"), None, {"a": float("inf"), "b": True, "c": 1 << 70, "d": 2.5}) == {
         "a": None,
         "b": True,

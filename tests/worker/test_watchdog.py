@@ -1,4 +1,4 @@
-"""An async handler that blocks the worker's loop fails alone; a worker that was stopped and continued fails none."""
+"""Only an async handler that blocks the worker's loop fails; a worker that was suspended and continued fails none."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ asyncio.run(main())
 
 
 @contextmanager
-def a_worker(tasks: str, patience: float, has_rescue: bool = False) -> Iterator[subprocess.Popen[str]]:
+def worker_process(tasks: str, patience: float, has_rescue: bool = False) -> Iterator[subprocess.Popen[str]]:
     folder = str(Path(__file__).parent)
     script = SCRIPT.format(folder=folder, tasks=tasks, patience=patience, has_rescue=has_rescue)
     with subprocess.Popen(
@@ -64,7 +64,7 @@ def a_worker(tasks: str, patience: float, has_rescue: bool = False) -> Iterator[
 
 
 def reports_of(worker: subprocess.Popen[str], count: int) -> dict[str, tuple[str, Any]]:
-    """Those that come next, by node."""
+    """The next reports, by node."""
     assert worker.stdout is not None
     lines = [json.loads(worker.stdout.readline() or "null") for _ in range(count)]
     assert None not in lines, "the worker has ended"
@@ -77,7 +77,7 @@ def reports_of(worker: subprocess.Popen[str], count: int) -> dict[str, tuple[str
 )
 def test_an_async_handler_that_blocks_the_loop_fails_and_the_others_continue(handler: str) -> None:
     tasks = f'[a_task("{handler}", "culprit"), a_task("sleep", "other", seconds=1), a_task("pid", "plain")]'
-    with a_worker(tasks, 0.8) as worker:
+    with worker_process(tasks, 0.8) as worker:
         reports = reports_of(worker, 3)
 
         assert worker.poll() is None
@@ -91,7 +91,7 @@ def test_an_async_handler_that_blocks_the_loop_fails_and_the_others_continue(han
 
 @pytest.mark.requirement("E10")
 @pytest.mark.parametrize(("silent_seconds", "is_raised"), [(31, True), (29, False)])
-async def test_a_step_that_lets_no_sample_be_taken_is_the_one_at_fault(silent_seconds: float, is_raised: bool) -> None:
+async def test_a_step_that_prevents_all_samples_is_interrupted(silent_seconds: float, is_raised: bool) -> None:
     watchdog = Watchdog(60)
     watchdog._sampled_at = time.monotonic() - silent_seconds
 
@@ -124,9 +124,9 @@ async def test_only_the_handlers_own_steps_are_interrupted() -> None:
 
 
 @pytest.mark.requirement("E10")
-def test_what_a_finished_handler_left_in_the_loop_is_interrupted_too() -> None:
+def test_a_callback_that_a_finished_handler_left_in_the_loop_is_interrupted() -> None:
     tasks = '[a_task("blocks_afterwards", "culprit"), a_task("sleep", "other", seconds=2)]'
-    with a_worker(tasks, 0.8) as worker:
+    with worker_process(tasks, 0.8) as worker:
         reports = reports_of(worker, 2)
 
         assert worker.poll() is None
@@ -134,8 +134,8 @@ def test_what_a_finished_handler_left_in_the_loop_is_interrupted_too() -> None:
 
 
 @pytest.mark.requirement("E10")
-def test_what_keeps_the_interpreters_lock_is_interrupted_before_its_lease_lapses() -> None:
-    with a_worker('[a_task("backtrack", "culprit")]', 4.0) as worker:
+def test_a_handler_that_holds_the_gil_is_interrupted_before_its_lease_expires() -> None:
+    with worker_process('[a_task("backtrack", "culprit")]', 4.0) as worker:
         started = time.monotonic()
         reports_of(worker, 1)
 
@@ -149,7 +149,7 @@ def test_a_handler_that_ignores_signals_fails_and_the_other_tasks_are_returned(t
         '[a_task("sleep", "light", seconds=60), '
         f'a_task("spawn", "heavy", note={str(note)!r}), a_task("deadlock", "culprit", note={str(note)!r})]'
     )
-    with a_worker(tasks, 4.0, has_rescue=True) as worker:
+    with worker_process(tasks, 4.0, has_rescue=True) as worker:
         reports = reports_of(worker, 3)
         _, errors = worker.communicate(timeout=15)
 
@@ -158,13 +158,13 @@ def test_a_handler_that_ignores_signals_fails_and_the_other_tasks_are_returned(t
     status, error = reports["culprit"]
     assert (status, error["code"]) == ("failed", "handler.blocked-loop")
     assert "'deadlock' blocked" in error["message"]
-    assert "in deadlock" in errors, "the traceback names the line"
+    assert "in deadlock" in errors, "the log has the traceback"
     assert not any(is_alive(int(pid)) for pid in note.read_text().split())
 
 
 @pytest.mark.requirement("E10")
-def test_a_loop_that_hangs_for_good_ends_the_worker_though_nothing_can_be_given_back() -> None:
-    with a_worker('[a_task("deadlock")]', 0.8) as worker:
+def test_a_loop_that_hangs_permanently_ends_the_worker() -> None:
+    with worker_process('[a_task("deadlock")]', 0.8) as worker:
         _, errors = worker.communicate(timeout=15)
 
     assert worker.returncode == 70
@@ -172,8 +172,8 @@ def test_a_loop_that_hangs_for_good_ends_the_worker_though_nothing_can_be_given_
 
 
 @pytest.mark.requirement("E10")
-def test_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() -> None:
-    with a_worker('[a_task("burn_with_lock")]', 0.6) as worker:
+def test_a_handler_that_holds_the_gil_permanently_ends_the_worker() -> None:
+    with worker_process('[a_task("burn_with_lock")]', 0.6) as worker:
         _, errors = worker.communicate(timeout=30)
 
     assert worker.returncode == -signal.SIGPROF
@@ -182,8 +182,8 @@ def test_a_handler_that_keeps_the_interpreters_lock_ends_the_worker_too() -> Non
 
 @pytest.mark.requirement("E11")
 @pytest.mark.parametrize("busy", ["[]", '[a_task("sleep", seconds=60)]'])
-def test_a_worker_that_was_stopped_and_continued_lives_on(busy: str) -> None:
-    with a_worker(busy, 0.5) as worker:
+def test_a_worker_that_was_suspended_and_continued_keeps_running(busy: str) -> None:
+    with worker_process(busy, 0.5) as worker:
         time.sleep(0.3)
 
         worker.send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The worker's loop: claiming, reporting, losing, stopping, outages."""
+"""The worker's loop: claims, reports, lost tasks, shutdown, outages."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from dagmaster.worker.process_pool import Pool
 
 
 @pytest.mark.requirement("E8")
-async def test_a_published_task_is_run_and_reported_at_once() -> None:
+async def test_an_announced_task_is_run_and_reported_at_once() -> None:
     async with working(worker_poll_interval=30.0) as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
         await asyncio.sleep(0.05)
@@ -29,14 +29,14 @@ async def test_a_published_task_is_run_and_reported_at_once() -> None:
 
 
 @pytest.mark.requirement("E8")
-async def test_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
+async def test_a_delivery_during_an_exchange_is_not_lost() -> None:
     async with working(worker_poll_interval=30.0) as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
         bench.ledger.delay_seconds = 0.1
         bench.add(first := a_task("echo", "first"))
         await until(lambda: bench.ledger.calls_in_flight == 1)
         await asyncio.sleep(0.09)
-        bench.worker._request_poll()  # what a delivery does
+        bench.worker._request_poll()  # as a delivery does
         await bench.report_of(first)
         bench.ledger.queued.append(second := a_task("echo", "second"))
         bench.worker._request_poll()
@@ -45,7 +45,7 @@ async def test_a_hint_that_comes_during_an_exchange_is_not_lost() -> None:
 
 
 @pytest.mark.requirement("E8")
-async def test_work_without_a_notification_is_claimed_by_polling() -> None:
+async def test_tasks_without_a_notification_are_claimed_by_polling() -> None:
     async with working() as bench:
         await until(lambda: len(bench.ledger.demands) == 1)
 
@@ -70,7 +70,7 @@ async def test_the_owner_is_notified_once_of_a_long_running_task() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_worker_claims_no_more_than_it_has_places_for() -> None:
+async def test_a_worker_claims_no_more_tasks_than_it_has_slots() -> None:
     tasks = [a_task("sleep", f"n{i}", seconds=60) for i in range(10)]
     async with working(
         *tasks,
@@ -88,7 +88,7 @@ async def test_a_worker_claims_no_more_than_it_has_places_for() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_busy_kind_leaves_the_other_free() -> None:
+async def test_slots_of_one_kind_are_independent_of_the_other() -> None:
     heavy = a_task("sleep_blocking", "heavy", seconds=60)
     async with working(heavy, a_task("sleep_blocking", "heavy2", seconds=60), worker_processes=1) as bench:
         await bench.is_running(heavy)
@@ -101,8 +101,8 @@ async def test_a_busy_kind_leaves_the_other_free() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
-    """What was announced while all its places were taken is not left to the next poll."""
+async def test_a_worker_claims_when_a_slot_of_a_full_kind_becomes_free() -> None:
+    """Tasks that were announced while all slots were taken do not wait for the next poll."""
     heavy = a_task("sleep_blocking", "heavy", seconds=0.5)
     async with working(heavy, worker_processes=1, worker_poll_interval=60) as bench:
         await bench.is_running(heavy)
@@ -113,7 +113,7 @@ async def test_a_kind_that_had_no_place_asks_when_it_has_one() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_report_claims_no_tasks_where_none_are_left() -> None:
+async def test_a_report_does_not_claim_if_no_tasks_are_left() -> None:
     async with working(worker_poll_interval=60) as bench:
         await until(lambda: bench.ledger.demands)
         bench.add(task := a_task("echo", "one"))
@@ -124,7 +124,7 @@ async def test_a_report_claims_no_tasks_where_none_are_left() -> None:
 
 
 @pytest.mark.requirement("Q1")
-async def test_a_report_claims_tasks_where_there_may_be_more() -> None:
+async def test_a_report_claims_if_there_may_be_more_tasks() -> None:
     tasks = [a_task("echo", f"n{i}") for i in range(6)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60) as bench:
         reports = [await bench.report_of(task) for task in tasks]
@@ -150,7 +150,7 @@ BROKER: dict[str, Any] = {"transport": "servicebus", "service_bus_fqdn": "exampl
 
 
 @pytest.mark.requirement("Q1", "Q3")
-async def test_with_a_message_broker_a_report_claims_what_was_not_announced() -> None:
+async def test_with_a_message_broker_a_report_claims_tasks_that_were_not_announced() -> None:
     """A broker announces only some of the tasks: the others must not wait for the next poll."""
     first, unannounced = a_task("sleep", "first", seconds=0.1), a_task("echo", "unannounced")
     async with working(worker_poll_interval=60, **BROKER) as bench:
@@ -163,7 +163,7 @@ async def test_with_a_message_broker_a_report_claims_what_was_not_announced() ->
 
 
 @pytest.mark.requirement("Q1", "Q3")
-async def test_a_worker_with_full_slots_takes_no_messages_at_once() -> None:
+async def test_a_worker_with_full_slots_receives_messages_only_later() -> None:
     tasks = [a_task("sleep", f"n{i}", seconds=0.15) for i in range(2)]
     async with working(*tasks, worker_slots=2, worker_poll_interval=60, **BROKER) as bench:
         await until(lambda: len(bench.worker.running) == 2)
@@ -175,7 +175,7 @@ async def test_a_worker_with_full_slots_takes_no_messages_at_once() -> None:
 
 
 @pytest.mark.requirement("Q1", "Q3")
-async def test_a_worker_whose_light_slots_stay_full_takes_messages_for_the_heavy_ones() -> None:
+async def test_a_worker_with_full_light_slots_receives_messages_for_heavy_ones() -> None:
     light = a_task("sleep", "light", seconds=60)
     async with working(light, worker_slots=1, worker_poll_interval=60, **BROKER) as bench:
         await bench.is_running(light)
@@ -195,7 +195,7 @@ async def test_a_notification_sent_with_the_commit_is_not_repeated() -> None:
 
 
 @pytest.mark.requirement("E11")
-async def test_a_task_that_was_lost_with_its_workers_runs_alone() -> None:
+async def test_a_task_that_was_lost_several_times_runs_alone() -> None:
     neighbour = a_task("sleep", "neighbour", seconds=0.3)
     first, second = (a_task("sleep", node, 3, losses=2, seconds=0.2) for node in ("first", "second"))
     async with working(first, second, neighbour) as bench:
@@ -205,24 +205,24 @@ async def test_a_task_that_was_lost_with_its_workers_runs_alone() -> None:
         for suspect in (first, second):
             await bench.is_running(suspect)
             assert bench.worker.running == [suspect]
-            assert neighbour.task_id in bench.ledger.reports, "it can't be lost any more"
+            assert neighbour.task_id in bench.ledger.reports, "it is reported before the suspect runs"
             assert later in bench.ledger.queued
 
         await bench.report_of(later)
 
         renewed = {id_of(row) for renewal in bench.ledger.renewals[:3] for row in renewal}
-        assert first.task_id in renewed, "its lease is kept while it waits"
+        assert first.task_id in renewed, "its lease is renewed while it waits"
         assert [bench.ledger.reports[task.task_id].status.value for task in (first, second)] == ["succeeded"] * 2
 
 
-class ElsewherePool(Pool):
-    """As if its machines were elsewhere."""
+class RemotePool(Pool):
+    """A pool that claims to run on other machines."""
 
     is_on_this_machine = False
 
 
-class GrowingPool(ElsewherePool):
-    """Without slots at first, as a cluster that is not connected yet."""
+class GrowingPool(RemotePool):
+    """A pool without slots at first, like a cluster that is not connected yet."""
 
     slots: int | None = 0
 
@@ -242,10 +242,10 @@ async def test_a_worker_claims_as_soon_as_its_executor_has_slots() -> None:
 
 
 @pytest.mark.requirement("E11")
-async def test_a_suspect_does_not_run_alone_where_it_cannot_take_the_worker_with_it() -> None:
+async def test_a_suspect_on_another_machine_does_not_run_alone() -> None:
     neighbour = a_task("sleep", "neighbour", seconds=60)
     plain, light = a_task("pid", "plain", 3, losses=2), a_task("echo", "light", 3, losses=2)
-    async with working(neighbour, plain, executor=ElsewherePool(memory_mb=2048)) as bench:
+    async with working(neighbour, plain, executor=RemotePool(memory_mb=2048)) as bench:
         await bench.report_of(plain)
         bench.add(light)
         await until(lambda: light.task_id in bench.worker._suspects)
@@ -267,7 +267,7 @@ async def test_a_suspect_that_cannot_run_alone_is_returned(monkeypatch: pytest.M
 
 @pytest.mark.requirement("E11")
 @pytest.mark.parametrize("end", ["stop", "cancel", "lose"])
-async def test_a_suspect_that_waits_can_be_stopped(end: str) -> None:
+async def test_a_waiting_suspect_can_be_stopped(end: str) -> None:
     neighbour, suspect = a_task("sleep", "neighbour", seconds=60), a_task("echo", "suspect", 3, losses=2)
     async with working(neighbour, suspect) as bench:
         await bench.is_running(neighbour)
@@ -285,7 +285,7 @@ async def test_a_suspect_that_waits_can_be_stopped(end: str) -> None:
 
 
 @pytest.mark.requirement("E7")
-async def test_one_exchange_at_a_time_carries_all_that_is_finished() -> None:
+async def test_all_finished_tasks_are_reported_in_one_exchange_at_a_time() -> None:
     tasks = [a_task("noop", f"n{i}") for i in range(1000)]
     async with working(*tasks, worker_slots=100) as bench:
         bench.ledger.delay_seconds = 0.001
@@ -318,7 +318,7 @@ async def test_leases_are_renewed_with_the_latest_progress() -> None:
 
 
 @pytest.mark.requirement("E23")
-async def test_progress_that_is_too_large_to_travel_with_the_leases_is_left_out() -> None:
+async def test_progress_that_is_too_large_to_be_sent_with_the_leases_is_left_out() -> None:
     async with working(a_task("sleep", seconds=60)) as bench:
         await until(lambda: bench.worker.held)
         context = bench.worker.held[0].context
@@ -342,7 +342,7 @@ async def test_progress_is_reported_before_the_next_renewal_is_due() -> None:
 
 @pytest.mark.requirement("E14")
 @pytest.mark.parametrize("handler", ["sleep", "poll_flags", "progresses"])
-async def test_a_task_that_was_lost_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
+async def test_a_lost_task_is_stopped_and_its_report_dropped(handler: str, tmp_path) -> None:
     async with working(task := a_task(handler, seconds=60, note=str(tmp_path / "note"))) as bench:
         await bench.is_running(task)
 
@@ -356,7 +356,7 @@ async def test_a_task_that_was_lost_is_stopped_and_its_report_dropped(handler: s
 
 
 @pytest.mark.requirement("E7")
-async def test_a_late_report_is_counted_and_harms_nothing() -> None:
+async def test_a_late_report_is_counted_and_has_no_other_effect() -> None:
     async with working(task := a_task("sleep", seconds=0.2), lease_renew_sec=4.0) as bench:
         await bench.is_running(task)
         bench.ledger.withdraw(task)
@@ -391,7 +391,7 @@ async def test_finished_tasks_are_renewed_until_their_report_is_accepted() -> No
         lease_ledger = bench.worker._keeper._ledger
         down = type(bench.ledger)([])
         down.is_down = True
-        bench.worker._ledger = down  # only the exchange's connection is cut
+        bench.worker._ledger = down  # only the connection for exchanges is interrupted
         await until(lambda: not bench.worker.running)
         before = len(lease_ledger.renewals)
 
@@ -402,7 +402,7 @@ async def test_finished_tasks_are_renewed_until_their_report_is_accepted() -> No
 
 
 @pytest.mark.requirement("E7")
-async def test_an_exchange_whose_answer_was_lost_is_repeated_without_harm() -> None:
+async def test_an_exchange_whose_response_was_lost_is_repeated() -> None:
     async with working(task := a_task("sleep", seconds=0.1)) as bench:
         await bench.is_running(task)
         bench.ledger.loses_answers = 1
@@ -435,10 +435,10 @@ async def test_a_report_that_is_refused_does_not_block_the_others() -> None:
 
 
 @pytest.mark.requirement("E22")
-async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> None:
+async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_other_tasks() -> None:
     quick = a_task("stubborn", "quick", seconds=0.3)
     polite = a_task("sleep", "polite", seconds=60)
-    ignoring = a_task("sleep_blocking", "deaf", seconds=60)
+    ignoring = a_task("sleep_blocking", "ignoring", seconds=60)
     cancelled = a_task("progresses", "cancelled")
     bench = Bench([quick, polite, ignoring, cancelled])
     running = asyncio.create_task(bench.worker.run())
@@ -451,9 +451,9 @@ async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_rest() -> No
 
     assert 0.6 < time.monotonic() - started < 5
     statuses = {report.node_id: report.status.value for report in bench.ledger.reports.values()}
-    assert statuses == {"quick": "succeeded", "polite": "returned", "deaf": "returned", "cancelled": "returned"}
+    assert statuses == {"quick": "succeeded", "polite": "returned", "ignoring": "returned", "cancelled": "returned"}
     assert unclaimed in bench.ledger.queued
-    assert not bench.ledger.workers, "it said goodbye"
+    assert not bench.ledger.workers, "the worker has removed itself"
 
 
 @pytest.mark.requirement("E22")
@@ -473,10 +473,10 @@ async def test_a_second_signal_makes_the_worker_return_all_tasks_at_once() -> No
 
 
 @pytest.mark.requirement("E22")
-async def test_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_not_answer(monkeypatch) -> None:
-    """One handler ends at once, and its report could be sent; the other one ignores the request and still runs."""
+async def test_a_stop_waits_no_longer_than_its_grace_period_for_the_database(monkeypatch) -> None:
+    """One handler ends at once and its report is ready; the other ignores the request and still runs."""
     monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.2)
-    bench = Bench([a_task("sleep", "polite", seconds=60), a_task("progresses", "deaf")], task_lease_sec=600)
+    bench = Bench([a_task("sleep", "polite", seconds=60), a_task("progresses", "ignoring")], task_lease_sec=600)
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: len(bench.worker.running) == 2)
     bench.ledger.delay_seconds = 600
@@ -489,7 +489,7 @@ async def test_a_stop_waits_no_longer_than_its_grace_for_a_database_that_does_no
 
 
 @pytest.mark.requirement("E22")
-async def test_a_stop_with_nothing_running_is_immediate() -> None:
+async def test_a_stop_without_running_tasks_is_immediate() -> None:
     bench = Bench()
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: len(bench.ledger.demands) == 1)
@@ -501,7 +501,7 @@ async def test_a_stop_with_nothing_running_is_immediate() -> None:
 
 
 @pytest.mark.requirement("E22")
-async def test_a_plain_handler_may_give_its_task_back(tmp_path) -> None:
+async def test_a_plain_handler_can_give_its_task_back(tmp_path) -> None:
     bench = Bench([task := a_task("poll_flags", note=str(tmp_path / "note"))])
     running = asyncio.create_task(bench.worker.run())
     await until(lambda: any(row.progress for renewal in bench.ledger.renewals for row in renewal))
@@ -514,7 +514,7 @@ async def test_a_plain_handler_may_give_its_task_back(tmp_path) -> None:
 
 
 @pytest.mark.requirement("E22")
-async def test_tasks_claimed_while_stopping_are_returned_unstarted() -> None:
+async def test_tasks_claimed_during_shutdown_are_returned_without_starting() -> None:
     bench = Bench()
     bench.ledger.delay_seconds = 0.1
     running = asyncio.create_task(bench.worker.run())
@@ -528,7 +528,7 @@ async def test_tasks_claimed_while_stopping_are_returned_unstarted() -> None:
 
 
 @pytest.mark.requirement("E22")
-async def test_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stop_during_an_outage_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagmaster.worker.loop.LAST_REPORTS_SECONDS", 0.3)
     bench = Bench([a_task("sleep", seconds=60)])
     running = asyncio.create_task(bench.worker.run())
@@ -543,12 +543,12 @@ async def test_a_stop_during_an_outage_ends_nevertheless(monkeypatch: pytest.Mon
 
 
 @pytest.mark.requirement("E27")
-async def test_a_transport_that_fails_leaves_polling() -> None:
+async def test_tasks_are_claimed_by_polling_if_the_transport_fails() -> None:
     bench = Bench()
 
     class Broken:
         async def receive(self, *_: object) -> list[object]:
-            raise ConnectionError("broker gone")
+            raise ConnectionError("the broker is unavailable")
 
     bench.worker._transport = Broken()  # type: ignore[assignment]
     running = asyncio.create_task(bench.worker.run())
@@ -567,7 +567,7 @@ async def test_a_transport_that_fails_leaves_polling() -> None:
     ("point", "reports"),
     [("worker.before-claim", 0), ("worker.after-claim", 0), ("worker.after-handler", 0), ("worker.after-report", 1)],
 )
-async def test_the_crash_points_are_reached_in_their_places(point: str, reports: int, monkeypatch) -> None:
+async def test_the_crash_points_are_reached_at_the_right_moment(point: str, reports: int, monkeypatch) -> None:
     reached = asyncio.Event()
     bench = Bench([a_task("echo")])
 

@@ -1,4 +1,4 @@
-"""What the loop itself costs, over a ledger that costs nearly nothing. Run as a script for the figure."""
+"""The overhead of the worker's loop, with a ledger that takes almost no time. Run as a script to print it."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ from dagmaster.handlers.registry import Registration, Registry
 
 
 async def noop_seconds(count: int, slots: int = 100) -> tuple[float, float]:
-    """Seconds for so many no-op tasks, and those that the fake ledger alone takes for them."""
-    # Light handlers only: else the fake walks its whole queue in search of heavy ones.
+    """Seconds for a number of no-op tasks, and the part of them that is spent in the fake ledger."""
+    # Light handlers only: otherwise the fake ledger searches its whole queue for heavy ones.
     registry = Registry([Registration("noop", "dagmaster.handlers.examples:noop")])
     bench = Bench([a_task("noop", f"n{i}") for i in range(count)], registry, worker_slots=slots)
     exchange = bench.ledger._exchange
@@ -33,7 +33,7 @@ async def noop_seconds(count: int, slots: int = 100) -> tuple[float, float]:
     return seconds, in_ledger
 
 
-async def test_a_noop_costs_little_beside_the_ledger() -> None:
+async def test_the_loop_adds_little_time_per_task() -> None:
     seconds, in_ledger = await noop_seconds(5000)
 
     assert (seconds - in_ledger) / 5000 < 200e-6, "the budget is 60 µs; this leaves room for a busy machine"
@@ -43,4 +43,4 @@ if __name__ == "__main__":
     for slots in (20, 100, 200):
         seconds, in_ledger = asyncio.run(noop_seconds(50_000, slots))
         mine = (seconds - in_ledger) / 50_000 * 1e6
-        print(f"{slots} slots: {50_000 / seconds:,.0f} tasks/s, {mine:.1f} µs a task beside the ledger")
+        print(f"{slots} slots: {50_000 / seconds:,.0f} tasks/s, {mine:.1f} µs per task outside of the ledger")

@@ -1,4 +1,4 @@
-"""A small ledger for the worker alone: tasks in a queue, leases without a clock, faults on demand."""
+"""A small ledger for tests of the worker alone: tasks in a queue, leases without a clock, faults on demand."""
 
 import asyncio
 from collections import deque
@@ -70,7 +70,7 @@ class FakeLedger:
         self.payloads: dict[str, bytes] = {}
         self.refuses_checkpoints = False
         self.is_down = False
-        self.notifier: Any = None  # of the ledger itself
+        self.notifier: Any = None  # used by the ledger itself, as after a commit
         self.is_claiming: list[bool] = []
         self.loses_answers = 0  # exchanges with reports that commit and then fail
         self.refuses: Callable[[Report], bool] = lambda _report: False
@@ -80,7 +80,7 @@ class FakeLedger:
 
     def _check(self) -> None:
         if self.is_down:
-            raise Unavailable("the database is gone")
+            raise Unavailable("the database is unavailable")
 
     async def exchange(
         self,
@@ -202,7 +202,7 @@ class FakeLedger:
         return self.payloads[reference["sha256"]]
 
     def withdraw(self, task: TaskMessage) -> None:
-        """The task is someone else's now, or its job was cancelled."""
+        """Take the task away from the worker, as when its lease expired or its job was cancelled."""
         self.running.pop(task.task_id)
 
 
@@ -240,7 +240,7 @@ def a_registry(*more: Registration) -> Registry:
             "hostile_reports_async": True,
             "daemonic": False,
             "saves_plain": False,
-            "saves_on_and_on": False,
+            "saves_repeatedly": False,
             "connects": False,
             "spin": True,
             "block_in_subtask": True,
@@ -248,7 +248,7 @@ def a_registry(*more: Registration) -> Registry:
             "backtrack": True,
             "wait_for_lock": True,
             "deadlock": True,
-            "fails_without_words": False,
+            "fails_without_message": False,
             "segfault": False,
             "daemonize": False,
             "reports_much": False,
@@ -258,10 +258,10 @@ def a_registry(*more: Registration) -> Registry:
             "interrupts": True,
             "raises_base_exception": True,
             "exits_generator": True,
-            "fails_without_words_async": True,
+            "fails_without_message_async": True,
             "prints": True,
             "exits_in_subtask": True,
-            "unkept": False,
+            "kill_supervisor": False,
             "forks": True,
             "runs_copies": True,
             "blocks_afterwards": True,
@@ -271,7 +271,7 @@ def a_registry(*more: Registration) -> Registry:
 
 
 class Bench:
-    """A worker and everything around it."""
+    """A worker with a fake ledger, a broker and notifications in memory."""
 
     def __init__(
         self,
@@ -317,7 +317,7 @@ async def until(condition: Callable[[], Any], seconds: float = 60) -> None:
 
 @asynccontextmanager
 async def working(*tasks: TaskMessage, **settings: Any) -> Any:
-    """A running worker; stopped without grace at the end."""
+    """A running worker, which is stopped without a grace period at the end."""
     bench = Bench(tasks, **settings)
     running = asyncio.create_task(bench.worker.run())
     try:

@@ -37,7 +37,7 @@ def spawn(ctx: Any, params: SpawnParams) -> None:
 
 
 def daemonic(ctx: Any, params: SpawnParams) -> None:
-    """Start a program that keeps the channel open, and die."""
+    """Fork a child that keeps the channel open, and abort."""
     child = os.fork()
     if child == 0:
         time.sleep(1000)
@@ -58,13 +58,13 @@ def leak(ctx: Any) -> None:
     raise ValueError("can't open https://account.blob.core/x.tif?sig=abc123&x=1 \x00")
 
 
-class Unspeakable(Exception):
+class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
-def fails_without_words(ctx: Any) -> None:
-    raise Unspeakable
+def fails_without_message(ctx: Any) -> None:
+    raise Unprintable
 
 
 def exit_politely(ctx: Any) -> None:
@@ -91,8 +91,8 @@ def daemonize(ctx: Any) -> None:
         time.sleep(1000)
 
 
-def unkept(ctx: Any) -> None:
-    """Start a copy, which holds the channel open, and programs, then stop or kill the supervisor."""
+def kill_supervisor(ctx: Any) -> None:
+    """Fork a copy, which keeps the channel open, start programs, then stop or kill the supervisor."""
     copy = os.fork()
     if copy == 0:
         time.sleep(1000)
@@ -116,7 +116,7 @@ def logs_much(ctx: Any) -> None:
 
 
 def logs_oddly(ctx: Any) -> None:
-    ctx.logger.info("not Unicode: \udcff", thing=Unspeakable())
+    ctx.logger.info("not Unicode: \udcff", thing=Unprintable())
 
 
 def reports_twice_and_waits(ctx: Any) -> None:
@@ -165,14 +165,14 @@ def connects(ctx: Any) -> None:
     ctx.connect()
 
 
-def saves_on_and_on(ctx: Any) -> None:
+def saves_repeatedly(ctx: Any) -> None:
     while True:
         time.sleep(0.05)
         ctx.save_checkpoint("again")
 
 
 async def stubborn(ctx: Any) -> str:
-    """Swallows its cancellation."""
+    """Ignores its cancellation."""
     end = time.monotonic() + ctx.params["seconds"]
     while time.monotonic() < end:
         try:
@@ -207,8 +207,8 @@ async def exits_generator(ctx: Any) -> None:
     raise GeneratorExit
 
 
-async def fails_without_words_async(ctx: Any) -> None:
-    raise Unspeakable
+async def fails_without_message_async(ctx: Any) -> None:
+    raise Unprintable
 
 
 async def prints(ctx: Any) -> None:
@@ -218,18 +218,18 @@ async def prints(ctx: Any) -> None:
 
 
 async def forks(ctx: Any) -> int:
-    """Two copies: one would go on with the loop now, the other as soon as it awaits something."""
+    """Fork two copies: one would continue the loop at once, the other at its first await."""
     if os.fork() == 0:
         return 0
     if os.fork() == 0:
         await asyncio.sleep(0)
-        print("a copy goes on", flush=True)
+        print("the copy continues", flush=True)
     await asyncio.sleep(0.2)
     return os.getpid()
 
 
 async def runs_copies(ctx: Any) -> None:
-    """Copies that do something of their own and end."""
+    """Fork processes that call a function or run a program, and end."""
     copy = multiprocessing.get_context("fork").Process(target=os.getpid)
     copy.start()
     await asyncio.to_thread(copy.join)
@@ -284,7 +284,7 @@ async def wait_for_lock(ctx: Any) -> None:
 
 
 async def deadlock(ctx: Any) -> None:
-    """Waits in C, without the GIL, and handles no signal."""
+    """Waits in C, without the GIL, and without handling signals."""
     while "note" in ctx.params and not Path(ctx.params["note"]).exists():
         await asyncio.sleep(0.01)
     mutex = ctypes.create_string_buffer(64)
@@ -293,7 +293,7 @@ async def deadlock(ctx: Any) -> None:
 
 
 async def burn_with_lock(ctx: Any) -> None:
-    """Busy in C for ever, with the GIL held; it handles no signal."""
+    """Busy in C for ever, with the GIL held, and without handling signals."""
     collections.deque(itertools.repeat(None), maxlen=0)
 
 
@@ -345,8 +345,8 @@ def _hostile_error() -> UnfitData:
 
 def _report_hostile_facts(ctx: Any) -> None:
     ctx.progress(float("nan"), "half \ud800 \x00" * 100_000, tiles=float("inf"), size=1 << 70, name="\udc00", left=3)
-    ctx.progress(float("-inf"), Unspeakable(), **{"bad \ud800 name": 1, "text": Unspeakable(), "left": 3})
-    ctx.logger.info("event \ud800\x00", fact=Unspeakable(), number=float("nan"), **{"na\ud800me": "\x00" * 1_000_000})
+    ctx.progress(float("-inf"), Unprintable(), **{"bad \ud800 name": 1, "text": Unprintable(), "left": 3})
+    ctx.logger.info("event \ud800\x00", fact=Unprintable(), number=float("nan"), **{"na\ud800me": "\x00" * 1_000_000})
 
 
 def hostile_reports(ctx: Any) -> None:

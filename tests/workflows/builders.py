@@ -16,7 +16,7 @@ QUEUES = ("dag-worker-tasks", "container-tasks", "functionapp-tasks")
 
 
 def a_workflow(nodes: str, *, head: str = "") -> Workflow:
-    """A workflow from the lines under `nodes`, which must be right."""
+    """A workflow from the lines under `nodes`, which must be valid."""
     return read(text_of(nodes, head=head), "test.yaml", handlers=HANDLERS, queues=QUEUES)
 
 

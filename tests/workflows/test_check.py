@@ -1,4 +1,4 @@
-"""The rules that a workflow must keep, one by one: what is refused, of which node, in which line."""
+"""The rules that a workflow must follow: what is refused, for which node, in which line."""
 
 import pytest
 
@@ -12,7 +12,7 @@ FAN = "  fan: {type: fan_out, source: [1], task: {handler: echo}, next: %s}\n"
 
 
 def only(nodes: str, words: str, *, head: str = "") -> tuple[str | None, int, int]:
-    """Node, line and column of the one problem there is."""
+    """Node, line and column of the only problem."""
     problems = problems_in(nodes, head=head)
     problem = the_problem(problems, words)
     assert len(problems) == 1, [p.message for p in problems]
@@ -41,12 +41,12 @@ def only(nodes: str, words: str, *, head: str = "") -> tuple[str | None, int, in
         ("{type: fan_in, fan_out: fna, next: end}", "`fan_out` names 'fna'", (4, 30)),
     ],
 )
-def test_a_name_of_no_node_is_refused(node, words, place):
+def test_a_name_that_is_not_a_node_is_refused(node, words, place):
     assert only(START + f"  a: {node}\n" + END, words) == ("a", *place)
 
 
 @pytest.mark.requirement("W3")
-def test_a_misspelt_name_does_not_make_other_nodes_look_wrong():
+def test_a_misspelt_name_causes_no_problems_of_other_nodes():
     nodes = (
         "  start: {type: start, next: split}\n"
         "  split: {type: fan_out, source: [1], task: {handler: echo}, next: gahter}\n"
@@ -64,7 +64,7 @@ def test_a_misspelt_name_does_not_make_other_nodes_look_wrong():
 
 
 @pytest.mark.requirement("W3")
-def test_thousands_of_mistakes_are_reported_in_bounded_time():
+def test_thousands_of_mistakes_are_reported_in_limited_time():
     names = ", ".join(f"x{n}" for n in range(15_000))
 
     problems = problems_in(f"  start: {{type: start, next: [{names}]}}\n" + END)
@@ -101,7 +101,7 @@ def test_each_of_several_cycles_is_named_once():
 
 
 @pytest.mark.requirement("W3")
-def test_a_circle_is_refused_even_where_depends_on_overrides_it():
+def test_a_cycle_is_refused_even_if_depends_on_overrides_it():
     nodes = (
         START
         + "  a: {handler: echo, next: b, depends_on: {all_of: start}}\n  b: {handler: echo, next: [a, end]}\n"
@@ -140,7 +140,7 @@ def test_a_node_from_which_no_path_leads_to_an_end_is_refused():
 
 
 @pytest.mark.requirement("W3")
-def test_a_pointer_that_the_target_overrides_leads_nowhere():
+def test_a_next_that_the_depends_on_of_its_target_overrides_is_no_path():
     nodes = (
         "  start: {type: start, next: [a, b]}\n  a: {handler: echo, next: end}\n  b: {handler: echo, next: end}\n"
         "  end: {type: end, depends_on: {all_of: [a]}}\n"
@@ -150,7 +150,7 @@ def test_a_pointer_that_the_target_overrides_leads_nowhere():
 
 
 @pytest.mark.requirement("W2")
-def test_exactly_one_start_is_needed():
+def test_exactly_one_start_is_required():
     assert (
         only(START + "  more: {type: start, next: a}\n  a: {handler: echo, next: end}\n" + END, "several start")[0]
         == "more"
@@ -159,12 +159,12 @@ def test_exactly_one_start_is_needed():
 
 
 @pytest.mark.requirement("W2")
-def test_at_least_one_end_is_needed():
+def test_at_least_one_end_is_required():
     assert only(START + "  a: {handler: echo}\n", "no node of type end") == (None, 2, 1)
 
 
 @pytest.mark.requirement("W3")
-def test_a_start_depends_on_nothing_and_an_end_leads_nowhere():
+def test_a_start_has_no_dependencies_and_an_end_has_no_next():
     nodes = "  start: {type: start, next: a, depends_on: {all_of: []}}\n  a: {handler: echo, next: end}\n" + END
     the_problem(problems_in(nodes), "a start node cannot have dependencies; remove depends_on")
 
@@ -182,7 +182,7 @@ def test_an_empty_depends_on_is_refused():
 
 
 @pytest.mark.requirement("W7")
-def test_a_name_like_a_childs_is_refused():
+def test_a_name_like_that_of_a_child_is_refused():
     nodes = "  start: {type: start, next: a__12}\n  a__12: {handler: echo, next: end}\n" + END
 
     assert only(nodes, "ends like the child of a fan_out") == ("a__12", 4, 3)
@@ -200,7 +200,7 @@ def test_a_fan_in_without_a_fan_out_before_it_is_refused():
 
 
 @pytest.mark.requirement("W3")
-def test_a_fan_in_with_two_fan_outs_equally_near_must_say_which():
+def test_a_fan_in_with_two_equally_near_fan_outs_must_name_one():
     nodes = "".join(
         [
             "  start: {type: start, next: [a, b]}\n",
@@ -225,7 +225,7 @@ def test_a_fan_in_must_name_a_fan_out_before_it():
 
 
 @pytest.mark.requirement("W8")
-def test_work_fields_of_a_fan_in_need_a_handler():
+def test_a_fan_in_with_fields_of_a_task_needs_a_handler():
     nodes = "  start: {type: start, next: fan}\n" + FAN % "a" + "  a: {type: fan_in, params: {x: 1}, next: end}\n" + END
 
     assert only(nodes, "`params` requires a `handler` in a fan_in") == ("a", 5, 21)
@@ -322,7 +322,7 @@ def test_the_target_of_a_branch_must_depend_on_the_conditional():
     assert only(nodes, "'a' branches to this node, but its own depends_on does not name it") == ("b", 5, 33)
 
 
-# --- work ------------------------------------------------------------------------------------------------------------
+# --- tasks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.requirement("W3")
@@ -333,7 +333,7 @@ def test_the_target_of_a_branch_must_depend_on_the_conditional():
         ("{type: fan_out, source: [1], task: {handler: ecko}, next: end}", 51),
     ],
 )
-def test_a_handler_that_no_one_registered_is_refused(node, column):
+def test_an_unregistered_handler_is_refused(node, column):
     assert only(
         START + f"  a: {{}}\n{END}".replace("{}", node), "no handler 'ecko' is registered; did you mean 'echo'?"
     ) == (
@@ -351,14 +351,14 @@ def test_the_handler_of_a_fan_in_is_checked_too():
 
 
 @pytest.mark.requirement("W3")
-def test_a_queue_that_no_one_registered_is_refused():
+def test_an_unknown_queue_is_refused():
     nodes = START + "  a: {handler: echo, queue: container-task, next: end}\n" + END
 
     assert only(nodes, "there is no queue 'container-task'; did you mean 'container-tasks'?") == ("a", 4, 29)
 
 
 @pytest.mark.requirement("W3")
-def test_where_no_name_is_close_those_that_exist_are_listed():
+def test_if_no_name_is_similar_the_existing_names_are_listed():
     nodes = START + "  a: {handler: zzz, queue: yyy, next: end}\n" + END
 
     problems = problems_in(nodes)
@@ -370,7 +370,7 @@ def test_where_no_name_is_close_those_that_exist_are_listed():
 
 
 @pytest.mark.requirement("W3")
-def test_of_many_names_only_some_are_listed():
+def test_a_long_list_of_existing_names_is_shortened():
     hint = or_known("zzz", [f"handler_{n:02}" for n in range(50)])
 
     assert hint.startswith("; known names are handler_00, handler_01")
@@ -378,7 +378,7 @@ def test_of_many_names_only_some_are_listed():
 
 
 @pytest.mark.requirement("W4")
-def test_a_longest_delay_shorter_than_the_first_is_refused():
+def test_a_maximum_delay_shorter_than_the_initial_delay_is_refused():
     nodes = START + "  a: {handler: echo, retry: {initial_delay_seconds: 5, max_delay_seconds: 1}, next: end}\n" + END
 
     assert only(nodes, "max_delay_seconds (1) is shorter than initial_delay_seconds (5)")[:2] == ("a", 4)
@@ -400,7 +400,7 @@ def test_a_longest_delay_shorter_than_the_first_is_refused():
         ("{type: string, required: true, default: x}", "is required and has a default; choose one"),
     ],
 )
-def test_a_default_must_fit_its_input(declared, words):
+def test_a_default_must_have_the_type_of_its_input(declared, words):
     nodes = START + "  a: {handler: echo, next: end}\n" + END
 
     assert only(nodes, words, head=f"inputs: {{n: {declared}}}\n")[1] == 2
@@ -452,7 +452,7 @@ def test_a_template_that_can_work_is_accepted(template):
         ("batch_size: 5, ", "{{ item }}", "`item` does not exist here: with batch_size, children have `items`"),
     ],
 )
-def test_children_have_item_or_with_batches_items(batch, template, words):
+def test_children_have_item_and_with_batch_size_items(batch, template, words):
     nodes = (
         START + f"  a: {{type: fan_out, source: [1], {batch}task: {{handler: echo, params: {{x: '%s'}}}},"
         f" label: '%s', next: end}}\n" + END
@@ -490,7 +490,7 @@ def test_the_templates_of_outputs_are_checked_and_may_read_every_node():
 
 
 @pytest.mark.requirement("W3")
-def test_a_definition_without_a_file_is_judged_by_the_same_rules():
+def test_a_definition_without_a_file_is_checked_by_the_same_rules():
     workflow = a_workflow(START + "  a: {handler: echo, next: end}\n" + END)
 
     (problem,) = check(workflow, handlers={}, queues=())

@@ -50,7 +50,7 @@ def value_of(text: str) -> object:
         ("9223372036854775807", 2**63 - 1),
     ],
 )
-def test_plain_scalars_are_those_of_json(written, value):
+def test_unquoted_values_are_read_as_in_json(written, value):
     assert value_of(f"a: {written}") == {"a": value}
     assert type(value_of(f"a: {written}")["a"]) is type(value)
 
@@ -112,12 +112,12 @@ def test_forbidden_yaml_is_reported_with_line_and_column(text, words, line, colu
         ("text", "a workflow is a mapping"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_reported(text, words):
+def test_a_file_that_is_not_a_mapping_is_reported(text, words):
     the_problem(problems_of(text), words)
 
 
 @pytest.mark.requirement("W3")
-def test_a_byte_order_mark_does_no_harm():
+def test_a_byte_order_mark_is_ignored():
     assert value_of("\ufeffa: 1") == {"a": 1}
     assert parse(b"\xef\xbb\xbfa: 1", BOUNDS)[0].value == {"a": 1}
 
@@ -157,7 +157,7 @@ def test_deep_nesting_is_refused_while_parsing():
 
 
 @pytest.mark.requirement("W3")
-def test_several_mistakes_of_the_yaml_are_reported_together():
+def test_several_errors_in_the_yaml_are_reported_together():
     problems = problems_of("a: &x 1\nb: !!int 2\na: 3\n")
 
     assert [problem.line for problem in problems][:3] == [1, 1, 1] or {p.line for p in problems} >= {1, 2, 3}

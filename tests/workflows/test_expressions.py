@@ -1,4 +1,4 @@
-"""Templates: what they yield, what they refuse."""
+"""Templates: the values that they render, and the expressions that are refused."""
 
 import time
 from typing import Any
@@ -65,7 +65,7 @@ def test_an_expression_that_is_the_whole_value_keeps_its_type(template, value):
 
 
 @pytest.mark.requirement("W5")
-def test_a_value_passed_through_is_the_same_object():
+def test_a_value_that_is_passed_on_is_the_same_object():
     assert rendered("{{ inputs.sizes }}") is CONTEXT.names["inputs"]["sizes"]
 
 
@@ -82,7 +82,7 @@ def test_a_value_passed_through_is_the_same_object():
         ("{{ '%s-%.1f' | format(inputs.name, 1.25) }}", "dem-1.2"),
     ],
 )
-def test_a_template_within_a_text_renders_to_a_text(template, text):
+def test_a_template_inside_a_text_renders_as_text(template, text):
     assert rendered(template) == text
 
 
@@ -106,7 +106,7 @@ def test_constant_parts_are_shared_and_not_copied():
 
 @pytest.mark.requirement("W5")
 @pytest.mark.parametrize("value", [None, True, 5, 1.5, "text", "{# no comment #}", "100 % {sure}", [], {}])
-def test_a_value_without_template_is_constant(value):
+def test_a_value_without_a_template_is_constant(value):
     compiled = compile_value(value)
 
     assert not compiled.paths
@@ -118,7 +118,7 @@ def test_a_value_without_template_is_constant(value):
     ("template", "value"),
     [("{{ item.items }}", "the key"), ("{{ item.values }}", 3), ("{{ nodes.validate.output.count }}", 7)],
 )
-def test_a_key_wins_over_a_method_of_the_same_name(template, value):
+def test_a_key_hides_a_method_of_the_same_name(template, value):
     assert rendered(template) == value
     assert rendered(template.replace("}}", "| default(0) }}")) == value
 
@@ -177,7 +177,7 @@ def test_methods_of_texts_lists_and_numbers_are_not_reachable(text):
         "{{ 1e999 }}",
     ],
 )
-def test_what_is_not_allowed_is_refused_when_compiled(template):
+def test_forbidden_expressions_are_refused_when_they_are_compiled(template):
     with pytest.raises(TemplateInvalid) as refusal:
         compile_value(template)
 
@@ -186,7 +186,7 @@ def test_what_is_not_allowed_is_refused_when_compiled(template):
 
 
 @pytest.mark.requirement("W5")
-def test_a_key_with_an_underscore_is_reached_as_an_item():
+def test_a_key_that_begins_with_an_underscore_can_be_read_as_an_item():
     assert rendered("{{ nodes.validate.output['_id'] }}") == "x"
 
 
@@ -224,7 +224,7 @@ def test_a_call_is_refused_with_the_filter_to_use():
         ("{{ inputs.name.a.b }}", "inputs.name.a.b"),
     ],
 )
-def test_what_is_undefined_is_named(template, missing):
+def test_the_error_names_the_undefined_value(template, missing):
     with pytest.raises(TemplateFailed) as failure:
         rendered(template)
 
@@ -285,7 +285,7 @@ def test_an_optional_input_without_default_is_undefined_and_default_works():
         ("{{ item[inputs.sizes and 'values'] }}", 3),
     ],
 )
-def test_filters_and_operators_do_what_they_say(template, value):
+def test_filters_and_operators_have_the_expected_results(template, value):
     assert rendered(template) == value
 
 
@@ -301,7 +301,7 @@ def test_filters_and_operators_do_what_they_say(template, value):
         "{{ [] | first }}",
     ],
 )
-def test_an_expression_that_has_no_value_says_which_one_it_was(template):
+def test_the_error_of_an_expression_without_a_value_names_the_expression(template):
     with pytest.raises(TemplateFailed) as failure:
         rendered(template)
 
@@ -309,7 +309,7 @@ def test_an_expression_that_has_no_value_says_which_one_it_was(template):
 
 
 @pytest.mark.requirement("W5")
-def test_a_value_is_data_and_never_rendered_again():
+def test_a_template_inside_a_value_is_not_rendered():
     context = TemplateContext(inputs={"evil": "{{ job.secret }}"}, job={"secret": "s"})
 
     assert rendered("{{ inputs.evil }}", context) == "{{ job.secret }}"
@@ -317,7 +317,7 @@ def test_a_value_is_data_and_never_rendered_again():
 
 
 @pytest.mark.requirement("W5")
-def test_a_compiled_value_knows_what_it_uses():
+def test_a_compiled_value_lists_the_names_that_it_uses():
     compiled = compile_value(
         {
             "a": "{{ nodes.x.output.b }} {{ nodes['y-1'].output }}",
@@ -352,7 +352,7 @@ def test_item_index_and_items_exist_only_where_given():
         ("inputs.sizes", [5, 20, 12]),
     ],
 )
-def test_a_source_may_be_bare_or_in_braces(text, source):
+def test_a_source_can_be_written_with_or_without_braces(text, source):
     assert compile_expression(text).render(CONTEXT) == source
 
 
@@ -383,19 +383,19 @@ def test_a_source_must_be_one_expression(text):
         ("true", True),
     ],
 )
-def test_a_condition_compares_outside_the_braces_or_inside(condition, holds):
+def test_a_condition_can_compare_inside_or_outside_of_the_braces(condition, holds):
     assert compile_condition(condition).render(CONTEXT) is holds
 
 
 @pytest.mark.requirement("W6")
-def test_values_are_never_put_into_the_text_of_a_condition():
+def test_values_are_not_inserted_into_the_text_of_a_condition():
     context = TemplateContext(inputs={"name": "' or true or '"})
 
     assert compile_condition("{{ inputs.name }} == 'x'").render(context) is False
 
 
 @pytest.mark.requirement("W6")
-def test_braces_group_what_is_in_them():
+def test_braces_group_their_content():
     assert compile_condition("not {{ inputs.flag or true }}").render(CONTEXT) is False
 
 
@@ -407,7 +407,7 @@ def test_quotes_around_braces_are_refused_because_they_would_never_match(text):
 
 
 @pytest.mark.requirement("W6")
-def test_a_condition_that_gives_a_text_is_refused():
+def test_a_condition_whose_result_is_a_text_is_refused():
     with pytest.raises(TemplateFailed, match="gives the text 'false'"):
         compile_condition("{{ inputs.text }}").render(CONTEXT)
 
@@ -416,7 +416,7 @@ def test_a_condition_that_gives_a_text_is_refused():
 @pytest.mark.parametrize(
     "text", ["{{ index }} >", "{{ index }} {{ index }}", "{{ index }} > 1 }}", "", "{{ inputs.name }} == dem"]
 )
-def test_a_condition_that_is_no_expression_is_refused(text):
+def test_a_condition_that_is_not_an_expression_is_refused(text):
     with pytest.raises(TemplateInvalid):
         compile_condition(text)
 
@@ -469,13 +469,13 @@ def naive(value: Any, steps: list[str | int]) -> Any:
 
 
 def is_same(value: Any, expected: Any) -> bool:
-    """The object itself. Python makes a new text for each character that is taken out of another one."""
+    """Whether both are the same object, or equal texts: Python creates a new text for each character that is read."""
     return value is expected or (isinstance(expected, str) and value == expected)
 
 
 @pytest.mark.requirement("W5")
 @given(item=JSON, steps=STEPS)
-def test_a_path_finds_what_plain_python_finds(item, steps):
+def test_a_path_has_the_same_result_as_plain_python(item, steps):
     text = "item" + "".join(f"[{step!r}]" for step in steps)
     context = TemplateContext(item=item)
 
@@ -491,8 +491,8 @@ def test_a_path_finds_what_plain_python_finds(item, steps):
 
 @pytest.mark.requirement("W5")
 @given(item=JSON, steps=STEPS)
-def test_a_path_finds_the_same_inside_a_larger_expression(item, steps):
-    """The last step is taken at run time here, by the environment and not by the path."""
+def test_a_path_has_the_same_result_inside_a_larger_expression(item, steps):
+    """Here the last step is not part of the path: the environment of Jinja evaluates it."""
     *fixed, last = steps or ["a"]
     path = "item" + "".join(f"[{step!r}]" for step in fixed)
     context = TemplateContext(item=item, index=last)
@@ -503,7 +503,7 @@ def test_a_path_finds_the_same_inside_a_larger_expression(item, steps):
 
 
 @pytest.mark.requirement("W7")
-def test_rendering_a_simple_path_is_cheap_enough_for_a_fan_out_of_thousands():
+def test_rendering_a_simple_path_is_fast_enough_for_thousands_of_children():
     compiled = compile_value("{{ item.a.b[0] }}")
 
     fastest = min(_seconds(compiled, 2_000) for _ in range(5))

@@ -43,14 +43,14 @@ PIECES = st.recursive(
 
 
 def holders(value: Any) -> list[Any]:
-    """Every mapping and list in a value that is not empty."""
+    """All mappings and lists in a value that are not empty."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return ([value] if inner else []) + [holder for item in inner for holder in holders(item)]
 
 
 @st.composite
-def spoilt(draw: st.DrawFn) -> str:
-    """A shipped workflow with a few things replaced, removed or added."""
+def mutated(draw: st.DrawFn) -> str:
+    """A shipped workflow with some values replaced, removed or added."""
     body = copy.deepcopy(draw(st.sampled_from(BODIES)))
     for _ in range(draw(st.integers(1, 3))):
         places = holders(body)
@@ -69,7 +69,7 @@ def spoilt(draw: st.DrawFn) -> str:
 
 
 def answer(call: Callable[[], Any]) -> Any:
-    """What the call returns, or how it refuses."""
+    """The result of the call, or its refusal."""
     try:
         return call()
     except (InvalidWorkflow, Unreadable, TemplateInvalid, TemplateFailed) as refusal:
@@ -78,9 +78,9 @@ def answer(call: Callable[[], Any]) -> Any:
 
 @pytest.mark.requirement("W3")
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(text=spoilt())
-def test_a_spoilt_workflow_is_refused_or_can_be_built(text):
-    workflow = answer(lambda: read(text, "spoilt.yaml", handlers=HANDLERS, queues=QUEUES))
+@given(text=mutated())
+def test_a_mutated_workflow_is_refused_or_can_be_built(text):
+    workflow = answer(lambda: read(text, "mutated.yaml", handlers=HANDLERS, queues=QUEUES))
 
     if isinstance(workflow, InvalidWorkflow):
         assert workflow.problems
@@ -93,7 +93,7 @@ def test_a_spoilt_workflow_is_refused_or_can_be_built(text):
 
 @pytest.mark.requirement("W3")
 @given(text=st.text(alphabet="abc:-[]{}?&*!|>'\"#%@`,\n \t~<\\0.", max_size=60) | st.binary(max_size=40))
-def test_any_text_is_a_document_or_unreadable(text):
+def test_any_text_is_a_document_or_is_refused(text):
     document = answer(lambda: parse(text, Bounds(1000, 10, 100))[0])
 
     assert document.problems if isinstance(document, Unreadable) else document.place(()) != (0, 0)
@@ -117,7 +117,7 @@ CONTEXT = TemplateContext(inputs={"a": [1, {"x": "y"}]}, outputs={"x": {"a": 1}}
     way=st.sampled_from([compile_value, compile_expression, compile_condition, compile_branch]),
     wrap=st.sampled_from(["%s", "{{ %s }}", "{{ inputs.a | %s }}", "< %s", "{{ index }} %s"]),
 )
-def test_any_template_yields_json_or_is_refused(tokens, way, wrap):
+def test_any_template_renders_json_or_is_refused(tokens, way, wrap):
     value = answer(lambda: way(wrap.replace("%s", " ".join(tokens))).render(CONTEXT))
 
     if isinstance(value, TemplateInvalid | TemplateFailed):

@@ -54,7 +54,7 @@ def test_several_incoming_edges_mean_all_of():
 
 
 @pytest.mark.requirement("W3")
-def test_a_nodes_own_depends_on_overrides_what_points_to_it():
+def test_depends_on_of_a_node_overrides_the_next_of_others():
     graph = a_graph(DIAMOND.replace("join: {", "join: {depends_on: {any_of: [left, right], all_of: left}, "))
 
     assert (graph.all_of["join"], graph.any_of["join"]) == (("left",), ("left", "right"))
@@ -92,7 +92,7 @@ def test_stages_are_numbered_in_topological_order_of_first_appearance():
 
 
 @pytest.mark.requirement("W4")
-def test_a_label_equal_to_a_nodes_name_is_still_another_stage():
+def test_a_stage_with_the_name_of_a_node_is_a_different_stage():
     graph = a_graph(DIAMOND.replace("stage: work", "stage: join"))
 
     assert graph.stages["left"] == (2, "join")
@@ -116,7 +116,7 @@ def test_a_stored_definition_gives_the_same_graph_although_the_order_of_its_keys
 
 
 @pytest.mark.requirement("W3")
-def test_every_node_comes_after_those_it_waits_for():
+def test_every_node_comes_after_the_nodes_that_it_waits_for():
     graph = a_graph(ROUTED, head=NUMBER)
 
     for node_id in graph.order:
@@ -146,7 +146,7 @@ def test_a_fan_in_gathers_the_nearest_fan_out_or_the_one_it_names():
 
 
 @pytest.mark.requirement("E18")
-def test_needs_and_consumers_say_whose_outputs_are_read():
+def test_needs_and_consumers_name_the_nodes_whose_outputs_are_read():
     graph = a_graph(
         """\
   start: {type: start, next: [a, b, c]}
@@ -198,7 +198,7 @@ def test_a_workflow_without_outputs_has_none():
 
 
 @pytest.mark.requirement("W7")
-def test_a_literal_source_may_hold_templates():
+def test_a_literal_source_can_contain_templates():
     graph = a_graph(
         "  start: {type: start, next: fan}\n"
         "  fan: {type: fan_out, source: [1, '{{ inputs.n }}'], task: {handler: echo}, next: end}\n  end: {type: end}\n",

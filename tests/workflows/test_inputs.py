@@ -42,7 +42,7 @@ def test_defaults_are_applied_and_optional_inputs_without_default_stay_absent():
         {"name": ""},
     ],
 )
-def test_values_of_the_declared_type_are_taken_as_they_are(given):
+def test_values_of_the_declared_type_are_not_changed(given):
     assert check_inputs(WORKFLOW, {"name": "x", **given}) == {"name": "x", "count": 3, "list": [], **given}
 
 
@@ -63,7 +63,7 @@ def test_values_of_the_declared_type_are_taken_as_they_are(given):
         ({"cuont": 1}, "'cuont' is not an input; did you mean 'count'?"),
     ],
 )
-def test_bad_inputs_are_refused_with_the_fields_name(given, words):
+def test_invalid_inputs_are_refused_with_the_name_of_the_field(given, words):
     with pytest.raises(InvalidRequest) as refusal:
         check_inputs(WORKFLOW, {"name": "x", **given})
 
@@ -72,7 +72,7 @@ def test_bad_inputs_are_refused_with_the_fields_name(given, words):
 
 
 @pytest.mark.requirement("W1")
-def test_every_bad_field_is_named_at_once():
+def test_all_invalid_fields_are_reported_together():
     with pytest.raises(InvalidRequest) as refusal:
         check_inputs(WORKFLOW, {"count": "x", "other": 1})
 
@@ -93,7 +93,7 @@ def test_many_unknown_inputs_are_refused_without_a_suggestion_for_each(monkeypat
 
 
 @pytest.mark.requirement("W5")
-def test_a_template_in_an_input_is_data():
+def test_a_template_in_an_input_is_not_rendered():
     assert check_inputs(WORKFLOW, {"name": "{{ job }}"})["name"] == "{{ job }}"
 
 

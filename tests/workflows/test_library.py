@@ -1,4 +1,4 @@
-"""The workflows that ship, and how one is drawn."""
+"""The shipped workflows, and the diagram of a workflow."""
 
 import pytest
 
@@ -17,7 +17,7 @@ LOADED = read_all(shipped(), handlers={handler.name for handler in REGISTRATIONS
 
 
 @pytest.mark.requirement("W10")
-def test_every_workflow_that_ships_is_accepted():
+def test_every_shipped_workflow_is_accepted():
     assert [str(error) for error in LOADED.refused] == []
     assert set(LOADED.workflows) >= {
         "echo_test",
@@ -32,7 +32,7 @@ def test_every_workflow_that_ships_is_accepted():
 
 @pytest.mark.requirement("W10")
 @pytest.mark.parametrize("name", sorted(LOADED.workflows))
-def test_every_workflow_that_ships_is_in_the_file_of_its_name_and_has_a_description(name):
+def test_every_shipped_workflow_is_in_the_file_of_its_name_and_has_a_description(name):
     workflow = LOADED.workflows[name]
 
     assert LOADED.files[name].endswith(f"/{name}.yaml")
@@ -116,7 +116,7 @@ def test_the_demonstration_shows_every_kind_of_node():
     assert any(isinstance(node, FanInNode) and node.aggregation == "sum" for node in workflow.nodes.values())
 
 
-def test_a_workflow_is_drawn_with_its_shapes_branches_and_joins():
+def test_a_diagram_has_the_shapes_branches_and_joins_of_its_workflow():
     drawing = mermaid(build(LOADED.workflows["conditional_test"]))
 
     assert drawing.startswith("flowchart TD\n")
@@ -126,7 +126,7 @@ def test_a_workflow_is_drawn_with_its_shapes_branches_and_joins():
     assert '-->|"otherwise"|' in drawing
 
 
-def test_nothing_in_a_definition_can_break_out_of_the_drawing():
+def test_text_of_a_definition_is_escaped_in_the_diagram():
     graph = a_graph(
         "  start: {type: start, next: a}\n"
         '  a: {type: conditional, condition: "job.x == \'\\"]<script>\'", on_true: end, on_false: end}\n'

@@ -1,4 +1,4 @@
-"""From files to workflows: shapes, all mistakes at once, folders."""
+"""Loading workflows from files and folders: all mistakes are reported together."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_version_keeps_its_text(written, version):
 @pytest.mark.parametrize(
     ("written", "tolerated"), [("3", 3), ("1", 1), ("0.1", 0.1), ("10%", 0.1), ("100%", 1.0), ("1.0", 1.0), ("0", 0)]
 )
-def test_tolerate_is_a_number_or_a_share(written, tolerated):
+def test_tolerate_is_a_number_or_a_fraction(written, tolerated):
     workflow = a_workflow(
         "  start: {type: start, next: fan}\n"
         f"  fan: {{type: fan_out, source: [1], tolerate: {written}, task: {{handler: echo}}, next: end}}\n"
@@ -55,7 +55,7 @@ def test_tolerate_is_a_number_or_a_share(written, tolerated):
 
 @pytest.mark.requirement("W7")
 @pytest.mark.parametrize("written", ["1.5", "110%", "-1", "some", "x%", "true"])
-def test_another_tolerate_is_refused_once(written):
+def test_an_invalid_tolerate_is_reported_once(written):
     problems = problems_in(
         f"  start: {{type: start, next: fan}}\n  fan: {{type: fan_out, source: [1], tolerate: {written}, "
         "task: {handler: echo}, next: end}\n  end: {type: end}\n"
@@ -97,18 +97,18 @@ def test_a_stored_definition_is_the_same_workflow_with_the_same_hash():
         ("5", "needs a `type`", "work"),
     ],
 )
-def test_a_wrong_shape_is_reported_with_node_line_and_column(node, words, at):
+def test_a_wrong_field_of_a_node_is_reported_with_node_line_and_column(node, words, at):
     line = f"  work: {node}"
     problems = problems_in(f"  start: {{type: start, next: work}}\n{line}\n  end: {{type: end}}\n")
 
     problem = the_problem(problems, words)
 
     assert (problem.node, problem.line, problem.column) == ("work", 4, line.index(at) + 1)
-    assert len(problems) == 1, "a wrong shape must not make healthy nodes look wrong"
+    assert len(problems) == 1, "a wrong field must not cause problems of other nodes"
 
 
 @pytest.mark.requirement("W3")
-def test_a_bad_workflow_id_is_reported_with_the_rule():
+def test_an_invalid_workflow_id_is_reported_with_the_rule():
     nodes = "nodes: {start: {type: start, next: end}, end: {type: end}}"
 
     with pytest.raises(InvalidWorkflow, match=r"letters, digits, _, \. or -"):
@@ -196,7 +196,7 @@ def test_a_refusal_is_formatted_like_a_compiler_error():
 
 
 @pytest.mark.requirement("W3")
-def test_handlers_and_queues_are_not_checked_where_none_are_given():
+def test_handlers_and_queues_are_not_checked_if_none_are_given():
     text = text_of(SMALL.replace("handler: echo", "handler: anything, queue: any"))
 
     assert read(text, "x.yaml").nodes["work"].handler == "anything"
@@ -229,7 +229,7 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path):
 
 
 @pytest.mark.requirement("W3")
-def test_of_two_files_with_one_id_the_second_is_refused_and_both_are_named(tmp_path):
+def test_a_second_file_with_the_same_id_is_refused_and_both_files_are_named(tmp_path):
     for name in ("a.yaml", "b.yaml"):
         (tmp_path / name).write_text(text_of(SMALL))
 

@@ -1,4 +1,4 @@
-"""Templates are charged for their work, whatever the work is, and comparisons keep their meaning."""
+"""The meter counts all work of templates, and comparisons have the same results as in Python."""
 
 import operator
 import re
@@ -64,7 +64,7 @@ MANY = {
 
 @pytest.mark.requirement("W5", "W11")
 @pytest.mark.parametrize("name", MANY)
-def test_the_templates_of_one_node_share_its_time(name):
+def test_the_templates_of_one_node_share_its_time_limit(name):
     template, count = MANY[name]
     compiled = compile_value([template] * count)
     texts = ["a" * 10_000 + f"{n:04}" for n in range(500)]
@@ -88,7 +88,7 @@ def test_the_templates_of_one_node_share_its_time(name):
 
 @pytest.mark.requirement("W5")
 @given(st.lists(st.integers(), max_size=8) | st.text("abc", max_size=8), *[st.none() | st.integers(-9, 9)] * 3)
-def test_slices_mean_what_they_mean_in_python(value, start, stop, step):
+def test_slices_have_the_same_result_as_in_python(value, start, stop, step):
     bounds = ":".join("" if bound is None else str(bound) for bound in (start, stop, step))
     try:
         expected = value[start:stop:step]
@@ -132,7 +132,7 @@ CHAINS = {(one, two): compile_expression(f"inputs.a {one} inputs.b {two} inputs.
 
 @pytest.mark.requirement("W5", "W11")
 @given(st.sampled_from(sorted(CHAINS)), VALUES, VALUES, VALUES)
-def test_comparisons_mean_what_they_mean_in_python(signs, a, b, c):
+def test_comparisons_have_the_same_result_as_in_python(signs, a, b, c):
     one, two = signs
     try:
         expected = SIGNS[one](a, b) and SIGNS[two](b, c)

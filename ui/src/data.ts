@@ -1,4 +1,4 @@
-/** Data of the server in views: loaded, kept while it is loaded again, and refreshed when it changes. */
+/** Data of the server for views: it is loaded again when it changes, and the old data is shown until then. */
 import { type Signal, signal, useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import type { ApiProblem } from "./api/client";
@@ -13,11 +13,11 @@ export interface Resource<T> {
 }
 
 interface Options {
-  /** Which changes of the platform make it load again. */
+  /** Which changes cause the data to be loaded again. */
   isAffectedBy?: (change: Change) => boolean;
   /** The shortest time between two loads that changes cause. */
   atMostEveryMs?: number;
-  /** Load again after this time, whatever the stream says. */
+  /** The interval at which the data is loaded again even if no change was announced. */
   everyMs?: number;
   enabled?: boolean;
 }
@@ -89,20 +89,20 @@ export function useResource<T>(
   };
 }
 
-/** The present time, renewed every second, for ages and durations of what still runs. */
+/** The current time, updated every second, for ages, and for durations of what still runs. */
 export const now: Signal<number> = signal(Date.now());
-/** The same, renewed every ten seconds, for what is shown in minutes or more. */
-const nowAndThen: Signal<number> = signal(Date.now());
+/** The current time, updated every ten seconds, for ages that are shown in minutes, hours or days. */
+const slowNow: Signal<number> = signal(Date.now());
 setInterval(() => {
   if (document.hidden) return;
   now.value = Date.now();
-  if (now.value - nowAndThen.value >= 10_000) nowAndThen.value = now.value;
+  if (now.value - slowNow.value >= 10_000) slowNow.value = now.value;
 }, 1000);
 
-/** The present time, for the age of a moment: a view that reads it is drawn again as often as the age can change. */
+/** The current time for the age of `moment`: a view that calls this is drawn again as often as the age can change. */
 export function nowFor(moment: string): number {
   const isOld = now.peek() - Date.parse(moment) > 120_000;
-  return isOld ? Math.max(nowAndThen.value, now.peek()) : now.value;
+  return isOld ? Math.max(slowNow.value, now.peek()) : now.value;
 }
 
 /** A value that is stored in this browser. */
@@ -115,7 +115,7 @@ export function stored(name: string, initial: string): Signal<string> {
     try {
       localStorage.setItem(`dagmaster.${name}`, text);
     } catch {
-      // Private windows may forbid it; the value then lasts as long as the page.
+      // Private windows may forbid storage; the value is then kept until the page is closed.
     }
   });
   return value;

@@ -12,12 +12,12 @@ export function diffLines(before: string, after: string): DiffLine[] {
   while (start < a.length && start < b.length && a[start] === b[start]) start += 1;
   let end = 0;
   while (end < a.length - start && end < b.length - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end += 1;
-  const middle = between(a.slice(start, a.length - end), b.slice(start, b.length - end));
+  const middle = diffMiddle(a.slice(start, a.length - end), b.slice(start, b.length - end));
   const same = (lines: string[]): DiffLine[] => lines.map((text) => ({ kind: "same", text }));
   return [...same(a.slice(0, start)), ...middle, ...same(a.slice(a.length - end))];
 }
 
-function between(a: string[], b: string[]): DiffLine[] {
+function diffMiddle(a: string[], b: string[]): DiffLine[] {
   const removed = (lines: string[]): DiffLine[] => lines.map((text) => ({ kind: "removed", text }));
   const added = (lines: string[]): DiffLine[] => lines.map((text) => ({ kind: "added", text }));
   if (a.length * b.length > MAX_CELLS) return [...removed(a), ...added(b)];
@@ -47,7 +47,7 @@ function between(a: string[], b: string[]): DiffLine[] {
   return [...lines, ...removed(a.slice(i)), ...added(b.slice(j))];
 }
 
-/** Only the lines around changes, as people read a difference; null stands for left-out lines. */
+/** The changed lines with `context` lines around them; null stands for lines that are left out. */
 export function aroundChanges(lines: DiffLine[], context = 3): (DiffLine | null)[] {
   const isShown = new Array<boolean>(lines.length).fill(false);
   for (const [place, line] of lines.entries())

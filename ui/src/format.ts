@@ -1,10 +1,10 @@
-/** Values as people read them. Pure: the present time is passed in. */
+/** Formats values for display. Pure: the current time is passed in. */
 
 export function shortId(id: string): string {
   return id.length > 12 ? `${id.slice(0, 4)}…${id.slice(-6)}` : id;
 }
 
-// A formatter takes about a hundred times as long to make as to use.
+// Created once: creating a formatter takes about a hundred times as long as using it.
 const NUMBERS = new Intl.NumberFormat("en-GB");
 const MOMENTS = new Intl.DateTimeFormat("en-GB", {
   year: "numeric",
@@ -32,7 +32,7 @@ export function bytes(value: number | null | undefined): string {
   return `${unit === 0 || scaled >= 99.5 ? Math.round(scaled) : scaled.toFixed(1)} ${units[unit]}`;
 }
 
-/** `0.4 s`, `12 s`, `3 min 5 s`, `2 h 4 min`, `3 d 2 h`. */
+/** `400 ms`, `1.5 s`, `12 s`, `3 min 5 s`, `2 h 4 min`, `3 d 2 h`. */
 export function duration(seconds: number | null | undefined): string {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
   const value = Math.max(0, seconds);
@@ -75,12 +75,12 @@ export function percent(share: number): string {
   return `${Math.floor(Math.min(1, Math.max(0, share)) * 100)} %`;
 }
 
-/** Words of the API (`partial_success`) as words of a sentence. */
+/** A name of the API (`partial_success`) as words (`partial success`). */
 export function words(value: string): string {
   return value.replace(/[_-]/g, " ");
 }
 
-/** A message of the server as the beginning of a sentence. */
+/** A message of the server with a capital letter at its start. */
 export function sentence(text: string): string {
   return text.slice(0, 1).toUpperCase() + text.slice(1);
 }
@@ -89,7 +89,7 @@ export function plural(count: number, one: string, many = `${one}s`): string {
   return `${number(count)} ${count === 1 ? one : many}`;
 }
 
-/** A number of a raster: as many digits as say something. */
+/** A value of a raster, rounded to five significant digits unless it is a whole number. */
 export function measure(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return number(value);

@@ -1,4 +1,4 @@
-/** What surrounds every page: navigation, search, the state of the connection, and who is signed in. */
+/** The frame around every page: navigation, search, the state of the connection, and the user who is signed in. */
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
@@ -23,14 +23,14 @@ const SECTIONS: { name: string; label: string; to: string; icon: IconName; permi
   { name: "system", label: "System", to: "/system", icon: "system", permission: "jobs:read" },
 ];
 
-/** Where the pages start: at the first section that the caller may see. */
+/** The path of the start page: the first section that the user may see. */
 function home(): string {
   return SECTIONS.find((each) => may(each.permission))?.to ?? "/jobs";
 }
 
 export const theme = stored("theme", "system");
 
-/** The parts of the path above a page, and its title. */
+/** The pages above the current page, and its title. */
 export const crumbs = signal<{ label: string; to?: string }[]>([]);
 
 export function useTitle(title: string, above: { label: string; to: string }[] = []): void {

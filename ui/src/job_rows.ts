@@ -1,8 +1,8 @@
 /**
  * The jobs of a list, newest first, as pages and changes arrive.
  *
- * A change costs what it touches, not the length of the list: a page that continues the list is appended, and a row
- * that did not change stays the same object, so that it is not drawn again.
+ * Long lists stay fast: a page that continues the list is appended without sorting, and a row that did not change stays
+ * the same object, so that it is not drawn again.
  */
 export interface ListedJob {
   job_id: string;
@@ -22,21 +22,21 @@ const MAX_PAGES = 10;
 
 export class JobRows<T extends ListedJob> {
   private all: T[] = [];
-  private readonly places = new Map<string, number>();
-  private fitting: T[] = [];
+  private readonly positions = new Map<string, number>();
+  private matching: T[] = [];
 
   constructor(private readonly states: readonly string[]) {}
 
-  /** The jobs that fit the filter. Another array whenever one of them has changed. */
+  /** The jobs that match the filter: a new array whenever one of them has changed. */
   get items(): T[] {
-    return this.fitting;
+    return this.matching;
   }
 
-  /** Add a page of the server. Returns whether one of its jobs is in the list already. */
+  /** Add a page of the server. Returns whether one of its jobs was in the list already. */
   add(page: readonly T[]): boolean {
-    const fresh = page.filter((job) => !this.places.has(job.job_id));
+    const fresh = page.filter((job) => !this.positions.has(job.job_id));
     let hasChanged = false;
-    for (const job of page) hasChanged = this.renew(job) || hasChanged;
+    for (const job of page) hasChanged = this.replace(job) || hasChanged;
     const last = this.all.at(-1);
     const first = fresh[0];
     if (first) {
@@ -45,15 +45,15 @@ export class JobRows<T extends ListedJob> {
       this.all = [...this.all, ...fresh];
       if (!continues) this.all.sort(compare);
       for (let place = continues ? before : 0; place < this.all.length; place += 1)
-        this.places.set(this.all[place]?.job_id ?? "", place);
+        this.positions.set(this.all[place]?.job_id ?? "", place);
     }
     if (hasChanged || first) this.select();
     return fresh.length < page.length;
   }
 
   /**
-   * Load the newest jobs, as far as they are new, and at least so many pages. Returns false if too many are new: jobs
-   * between them and the list are then missing.
+   * Load at least `pages` pages of the newest jobs, and more until one contains a job of the list. Returns false if
+   * `MAX_PAGES` contain none: the jobs between them and the list are then missing.
    */
   async catchUp(
     load: (after: string | undefined) => Promise<{ items: readonly T[]; next?: string | null }>,
@@ -62,29 +62,29 @@ export class JobRows<T extends ListedJob> {
     let after: string | undefined;
     for (let count = 1; count <= MAX_PAGES; count += 1) {
       const page = await load(after);
-      const isConnected = this.add(page.items);
+      const reachesList = this.add(page.items);
       after = page.next ?? undefined;
-      if (!after || (isConnected && count >= Math.min(pages, MAX_PAGES))) return true;
+      if (!after || (reachesList && count >= Math.min(pages, MAX_PAGES))) return true;
     }
     return false;
   }
 
-  /** Apply changes of the stream. Returns whether one is of a job that is not in the list. */
+  /** Apply changes of the stream. Returns whether one is about a job that is not in the list. */
   change(changes: readonly JobChange[]): boolean {
     let hasChanged = false;
     let hasUnknown = false;
     for (const { kind, id, data } of changes) {
       if (kind !== "job") continue;
-      const old = id === null ? undefined : this.all[this.places.get(id) ?? -1];
-      if (old) hasChanged = this.renew({ ...old, ...(data as Partial<T>) }) || hasChanged;
+      const old = id === null ? undefined : this.all[this.positions.get(id) ?? -1];
+      if (old) hasChanged = this.replace({ ...old, ...(data as Partial<T>) }) || hasChanged;
       else hasUnknown = true;
     }
     if (hasChanged) this.select();
     return hasUnknown;
   }
 
-  private renew(job: T): boolean {
-    const place = this.places.get(job.job_id);
+  private replace(job: T): boolean {
+    const place = this.positions.get(job.job_id);
     const old = place === undefined ? undefined : this.all[place];
     if (place === undefined || !old || newer(old, job) === old) return false;
     this.all[place] = job;
@@ -92,7 +92,7 @@ export class JobRows<T extends ListedJob> {
   }
 
   private select(): void {
-    this.fitting =
+    this.matching =
       this.states.length === 0 ? [...this.all] : this.all.filter((job) => this.states.includes(job.status));
   }
 }
@@ -102,7 +102,7 @@ function compare(a: ListedJob, b: ListedJob): number {
   return a.job_id < b.job_id ? 1 : a.job_id > b.job_id ? -1 : 0;
 }
 
-/** The later of two states of a job. One that has ended stays as it is while its version does. */
+/** The later of two states of a job. Of two states with the same version after its end, the old one is kept. */
 function newer<T extends ListedJob>(old: T, fresh: T): T {
   const [before, after] = [old.version ?? 0, fresh.version ?? 0];
   if (after < before) return old;

@@ -1,8 +1,8 @@
 /**
  * One stream of changes per tab, shared by all views.
  *
- * Changes are collected and handed out once per animation frame. A lost connection is shown, and tried again with
- * growing pauses; the server then sends what was missed, or `resync`, after which all views load again.
+ * Changes are collected and passed to the views once per animation frame. A lost connection is shown, and opened again
+ * after increasing delays. The server then sends the missed changes, or `resync`, after which all views load again.
  */
 import { signal } from "@preact/signals";
 import { urlOf } from "./api/client";
@@ -12,12 +12,12 @@ export type Kind = "job" | "asset" | "queue" | "instance";
 
 export interface Change {
   kind: Kind;
-  /** The id of what changed; null stands for anything of this kind. */
+  /** The id of the object that changed; null if any object of this kind may have changed. */
   id: string | null;
   data: Record<string, unknown>;
 }
 
-/** Whether a change is of this job or asset, or of all of them. */
+/** Whether a change is about the object with this id, or may be about any object of its kind. */
 export function concerns(change: Change, kind: Kind, id: string): boolean {
   return change.kind === kind && (change.id === id || change.id === null);
 }
@@ -26,7 +26,7 @@ type Listener = (changes: Change[]) => void;
 
 export const connection = signal<ConnectionState>("connecting");
 export const lostSince = signal<number | null>(null);
-/** How often the connection has failed since it was open. */
+/** How often the connection has failed since it was last open. */
 export const failures = signal(0);
 
 const listeners = new Set<Listener>();
@@ -56,7 +56,7 @@ export function announce(change: Change): void {
   else requestAnimationFrame(flush);
 }
 
-function everything(): void {
+function announceAll(): void {
   for (const kind of ["job", "asset", "queue", "instance"] as const) announce({ kind, id: null, data: {} });
 }
 
@@ -81,29 +81,29 @@ export function connect(): void {
     failures.value += 1;
     timer = setTimeout(connect, pauseSeconds(failures.value) * 1000);
   };
-  const take = (name: string, handle: (data: Record<string, unknown>) => void) => {
+  const onEvent = (name: string, handle: (data: Record<string, unknown>) => void) => {
     source?.addEventListener(name, (event) => {
       const message = event as MessageEvent<string>;
       if (message.lastEventId) lastId = message.lastEventId;
       handle(JSON.parse(message.data) as Record<string, unknown>);
     });
   };
-  const each = (kind: Kind, list: unknown, key: string) => {
+  const announceEach = (kind: Kind, list: unknown, key: string) => {
     for (const item of (list as Record<string, unknown>[] | undefined) ?? [])
       announce({ kind, id: item[key] as string, data: item });
   };
-  // Without a cursor the stream starts at `hello`: what views loaded before may have changed in between.
-  take("hello", () => {
-    if (isWithoutCursor) everything();
+  // Without a cursor the stream starts at `hello`: data that views loaded before may have changed in between.
+  onEvent("hello", () => {
+    if (isWithoutCursor) announceAll();
   });
-  take("jobs", (data) => each("job", data.jobs, "job_id"));
-  take("assets", (data) => each("asset", data.assets, "asset_id"));
-  take("queues", () => announce({ kind: "queue", id: null, data: {} }));
-  take("instances", () => announce({ kind: "instance", id: null, data: {} }));
-  take("resync", everything);
+  onEvent("jobs", (data) => announceEach("job", data.jobs, "job_id"));
+  onEvent("assets", (data) => announceEach("asset", data.assets, "asset_id"));
+  onEvent("queues", () => announce({ kind: "queue", id: null, data: {} }));
+  onEvent("instances", () => announce({ kind: "instance", id: null, data: {} }));
+  onEvent("resync", announceAll);
 }
 
-/** End the stream. What was lost before does not concern the next one, of another session. */
+/** End the stream and reset the connection state, so that the stream of the next session starts without failures. */
 export function disconnect(): void {
   close();
   connection.value = "connecting";

@@ -1,4 +1,4 @@
-/** The start of the pages: who uses them, then the frame or the page to sign in. */
+/** Starts the UI: loads the session, then shows the frame with the pages, or the sign-in page. */
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import "./styles.css";
@@ -27,7 +27,7 @@ function App() {
   return isSignedIn.value ? <Frame /> : <SignIn />;
 }
 
-// The page is loaded while the session is: both are needed before something is shown.
+// The code of the page is loaded at the same time as the session: both are needed before a page can be shown.
 routeOf(path.value)
   ?.route.load()
   .catch(() => {});

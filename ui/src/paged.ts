@@ -1,4 +1,4 @@
-/** Lists that are loaded page by page and grow as they are read. */
+/** Lists that are loaded page by page: the next page is loaded when the user asks for more. */
 import { useSignal } from "@preact/signals";
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { isConnectionLoss } from "./api/client";
@@ -11,7 +11,7 @@ export interface Page<T> {
 }
 
 /** A page that is shown, and the cursor that it was loaded with. */
-export interface Shown<T> {
+export interface LoadedPage<T> {
   after: string | undefined;
   items: T[];
   next: string | null;
@@ -31,15 +31,18 @@ export function asNumber(after: string | undefined): number | undefined {
   return after === undefined ? undefined : Number(after);
 }
 
-const MAX_RENEWED = 10;
+const MAX_RELOADED = 10;
 const PAUSE_MS = 1500;
 
-/** The same number of pages, loaded again: someone who has read on keeps the place. Of very long lists the last page. */
-export async function renewed<T>(
-  shown: Shown<T>[],
+/**
+ * Load the same number of pages again, so that a user who has scrolled down keeps the position. Of lists with more than
+ * `MAX_RELOADED` pages, only the last page is loaded again.
+ */
+export async function reloadPages<T>(
+  shown: LoadedPage<T>[],
   load: (after: string | undefined) => Promise<Page<T>>,
-): Promise<Shown<T>[]> {
-  const first = shown.length > MAX_RENEWED ? shown.length - 1 : 0;
+): Promise<LoadedPage<T>[]> {
+  const first = shown.length > MAX_RELOADED ? shown.length - 1 : 0;
   const pages = shown.slice(0, first);
   let after = shown[first]?.after;
   do {
@@ -51,7 +54,7 @@ export async function renewed<T>(
 }
 
 interface State<T> {
-  pages: Shown<T>[] | null;
+  pages: LoadedPage<T>[] | null;
   items: T[] | null;
   isLoading: boolean;
   problem: Error | null;
@@ -71,14 +74,14 @@ export function usePaged<T>(
   const refresh = useMemo(() => {
     const once = async (signal: AbortSignal) => {
       const shown = state.peek().pages ?? [];
-      const one = (after: string | undefined) => latest.current.load(after, signal);
+      const loadPage = (after: string | undefined) => latest.current.load(after, signal);
       const next = wantsMore.current ? shown.at(-1)?.next : null;
       wantsMore.current = false;
       state.value = { ...state.peek(), isLoading: true };
       try {
         const pages = next
-          ? [...shown, ...(await renewed<T>([{ after: next, items: [], next: null }], one))]
-          : await renewed(shown, one);
+          ? [...shown, ...(await reloadPages<T>([{ after: next, items: [], next: null }], loadPage))]
+          : await reloadPages(shown, loadPage);
         if (signal.aborted) return;
         state.value = { pages, items: pages.flatMap((page) => page.items), isLoading: false, problem: null };
       } catch (error) {

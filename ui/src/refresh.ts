@@ -1,8 +1,9 @@
 /**
- * When data of the server is loaded again.
+ * Decides when data of the server is loaded again.
  *
- * Changes within a pause cause one load. While a load is under way, the next one waits for its end: if responses take
- * longer than the pause, each load would otherwise be given up for the next one, and none would ever be shown.
+ * Between two loads that changes cause there is a pause; all changes during it cause one load. A load waits until the
+ * previous one has ended: if responses take longer than the pause, each load would otherwise be aborted by the next
+ * one, and no data would ever be shown.
  */
 export class Refresh {
   private timer: ReturnType<typeof setTimeout> | undefined;
@@ -15,7 +16,7 @@ export class Refresh {
     private readonly pauseMs: number,
   ) {}
 
-  /** Load at once, instead of a load that is under way: that one may not have what was just changed. */
+  /** Load at once. A running load is aborted: its response may not contain what was just changed. */
   now(): void {
     this.stop();
     const own = new AbortController();
@@ -39,7 +40,7 @@ export class Refresh {
     this.timer ??= setTimeout(() => this.now(), Math.max(0, this.pauseMs - (Date.now() - this.startedAt)));
   }
 
-  /** Give up a load that is under way, and one that would follow. */
+  /** Abort a running load, and cancel the next one. */
   stop(): void {
     clearTimeout(this.timer);
     this.timer = undefined;

@@ -1,4 +1,4 @@
-/** The address bar is the state of the view: a path below /ui and query parameters, as signals. */
+/** The state of the view is in the URL: a path below /ui and query parameters, available as signals. */
 import { computed, signal } from "@preact/signals";
 
 export const BASE = "/ui";
@@ -27,12 +27,12 @@ export function navigate(to: string, options: { replace?: boolean } = {}): void 
   address.value = current();
   if (!samePage) {
     globalThis.scrollTo(0, 0);
-    // Users of screen readers and keyboards start at the new page.
+    // The focus moves to the new page, for users of screen readers and of the keyboard.
     queueMicrotask(() => document.getElementById("main")?.focus({ preventScroll: true }));
   }
 }
 
-/** Change query parameters of the present view; null removes one. */
+/** Change query parameters of the current view; null removes a parameter. */
 export function setQuery(changes: Record<string, string | string[] | null>, options = { replace: true }): void {
   const next = new URLSearchParams(query.value);
   for (const [name, value] of Object.entries(changes)) {
@@ -43,12 +43,12 @@ export function setQuery(changes: Record<string, string | string[] | null>, opti
   navigate(text ? `${path.value}?${text}` : path.value, options);
 }
 
-/** A value of the address that is one of some; null if it is none of them. */
-export function known<T extends string>(values: readonly T[], value: string | null): T | null {
+/** The value of a query parameter if it is one of the allowed `values`, otherwise null. */
+export function allowedValue<T extends string>(values: readonly T[], value: string | null): T | null {
   return values.find((each) => each === value) ?? null;
 }
 
-/** Links inside of the pages change the address without loading a page. */
+/** Makes links between pages of the UI change the URL without loading the document again. */
 export function startRouter(): void {
   globalThis.addEventListener("popstate", () => {
     address.value = current();

@@ -1,6 +1,6 @@
-/** Who uses the pages, and what they may do. */
+/** The session: who is signed in, and with which permissions. */
 import { computed, signal } from "@preact/signals";
-import { configure, csrfHeaders, fetched, problemOf } from "./api/client";
+import { configure, csrfHeaders, fetchResponse, problemOf } from "./api/client";
 
 export interface Session {
   is_signed_in: boolean;
@@ -20,7 +20,7 @@ const URL_OF_SESSION = "/api/v1/session";
 export const session = signal<Session | null>(null);
 export const isSignedIn = computed(() => session.value?.is_signed_in ?? false);
 
-/** Whether the session has ended by itself, not by signing out. */
+/** Whether the session has ended without the user signing out. */
 export const hasExpired = signal(false);
 
 export function may(permission: string): boolean {
@@ -28,20 +28,20 @@ export function may(permission: string): boolean {
 }
 
 export async function loadSession(): Promise<void> {
-  // With the same headers as the document's preload: it is then loaded together with the script.
-  const response = await fetched(URL_OF_SESSION, {});
+  // The headers are those of the preload in index.html: otherwise the browser would not use the preloaded response.
+  const response = await fetchResponse(URL_OF_SESSION, {});
   if (!response.ok) throw await problemOf(response);
-  use((await response.json()) as Session);
+  setSession((await response.json()) as Session);
 }
 
-/** Whether the session still exists: a stream that is refused does not say why. */
+/** Check whether the session still exists: a stream that is refused gives no reason. */
 export async function checkSession(): Promise<void> {
   const checked = session.value;
-  const response = await fetched(URL_OF_SESSION, {});
+  const response = await fetchResponse(URL_OF_SESSION, {});
   if (response.ok && !((await response.json()) as Session).is_signed_in) expire(checked);
 }
 
-/** End this session. A late response to a request of an earlier session does not end the present one. */
+/** End this session. A late response to a request of an earlier session does not end the current one. */
 function expire(ended: Session | null): void {
   if (ended !== session.value || !ended?.is_signed_in || !ended.is_authentication_enabled) return;
   hasExpired.value = true;
@@ -49,22 +49,22 @@ function expire(ended: Session | null): void {
 }
 
 export async function signIn(key: string): Promise<void> {
-  const response = await fetched(URL_OF_SESSION, {
+  const response = await fetchResponse(URL_OF_SESSION, {
     method: "POST",
     headers: { "Content-Type": "application/json", Accept: "application/json" },
     body: JSON.stringify({ key }),
   });
   if (!response.ok) throw await problemOf(response);
-  use((await response.json()) as Session);
+  setSession((await response.json()) as Session);
 }
 
 export async function signOut(): Promise<void> {
-  const response = await fetched(URL_OF_SESSION, { method: "DELETE", headers: csrfHeaders() });
+  const response = await fetchResponse(URL_OF_SESSION, { method: "DELETE", headers: csrfHeaders() });
   if (!response.ok && response.status !== 401) throw await problemOf(response);
   await loadSession();
 }
 
-function use(next: Session): void {
+function setSession(next: Session): void {
   session.value = next;
   hasExpired.value = false;
   configure(next.csrf_token, () => expire(next));

@@ -1,4 +1,4 @@
-/** The arithmetic of a timeline: one row per node, one bar per attempt, waiting apart from running. Pure. */
+/** Computes a timeline: one row per node, and one bar per attempt with separate times of waiting and running. Pure. */
 import { duration } from "./format";
 
 export interface AttemptTimes {
@@ -78,7 +78,7 @@ export function timelineOf(entries: readonly AttemptTimes[], now: number, spans:
   return { rows: sorted, start, end: Math.max(end, start + 1) };
 }
 
-/** Round distances of a time axis, at most `most` of them. */
+/** The marks of a time axis, in milliseconds from its start: multiples of a round step, at most `most` of them. */
 export function ticks(start: number, end: number, most: number): number[] {
   const span = Math.max(1, end - start);
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500].concat(
@@ -93,7 +93,7 @@ export function ticks(start: number, end: number, most: number): number[] {
   return marks;
 }
 
-/** The text of a mark: distances are round, so that seconds need no decimals. */
+/** The text of a mark: `2 s` instead of `2.0 s`. */
 export function tickLabel(at: number): string {
   return at === 0 ? "0" : duration(at / 1000).replace(/\.0 s$/, " s");
 }

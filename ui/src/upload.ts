@@ -1,10 +1,10 @@
 /**
- * Resumable uploads to bronze: slices of a file, each at the offset that the server has.
+ * Resumable uploads to the bronze zone: a file is sent in slices, each at the offset that the server expects.
  *
  * After a lost connection the server is asked for its offset, and the upload continues there. After the page was
  * closed, the file is uploaded from the start, because no checksum is sent by which the server could recognise it.
  */
-import { ApiProblem, csrfHeaders, fetched, problemOf } from "./api/client";
+import { ApiProblem, csrfHeaders, fetchResponse, problemOf } from "./api/client";
 
 export interface UploadInfo {
   upload_id: string;
@@ -35,7 +35,7 @@ export interface UploadTransport {
 
 export const transport: UploadTransport = {
   async create(file, platform) {
-    const response = await fetched(BASE, {
+    const response = await fetchResponse(BASE, {
       method: "POST",
       headers: { "Content-Type": "application/json", Accept: "application/json", ...csrfHeaders() },
       body: JSON.stringify({
@@ -50,7 +50,7 @@ export const transport: UploadTransport = {
     return { info, url: `${BASE}/${encodeURIComponent(info.upload_id)}` };
   },
   async send(url, offset, slice, signal) {
-    const response = await fetched(url, {
+    const response = await fetchResponse(url, {
       method: "PATCH",
       headers: {
         "Content-Type": "application/offset+octet-stream",
@@ -65,22 +65,23 @@ export const transport: UploadTransport = {
     return Number(response.headers.get("Upload-Offset") ?? offset + slice.size);
   },
   async offset(url, signal) {
-    const response = await fetched(url, { method: "HEAD", headers: { "Tus-Resumable": "1.0.0" }, signal });
+    const response = await fetchResponse(url, { method: "HEAD", headers: { "Tus-Resumable": "1.0.0" }, signal });
     if (!response.ok) throw await problemOf(response);
     return Number(response.headers.get("Upload-Offset") ?? 0);
   },
   async info(url) {
-    const response = await fetched(url, { headers: { Accept: "application/json" } });
+    const response = await fetchResponse(url, { headers: { Accept: "application/json" } });
     if (!response.ok) throw await problemOf(response);
     return (await response.json()) as UploadInfo;
   },
   pause: (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000)),
 };
 
-const CONTINUED = new Set([0, 409, 423, 429, 502, 503, 504]);
+/** Statuses after which the upload is continued: 0 is a lost connection, 409 a wrong offset. */
+const RETRIED_STATUSES = new Set([0, 409, 423, 429, 502, 503, 504]);
 const MAX_FAILURES = 12;
 
-/** Uploads a file; the result says where it is in bronze. Only failures that will not pass end it. */
+/** Uploads a file; the result has its location in the bronze zone. Temporary failures are retried. */
 export async function upload(
   file: File,
   platform: string | null,
@@ -100,7 +101,8 @@ export async function upload(
       failures = 0;
       onProgress({ sent: offset, total: file.size, isWaiting: false });
     } catch (error) {
-      if (!(error instanceof ApiProblem) || !CONTINUED.has(error.status) || failures >= MAX_FAILURES) throw error;
+      if (!(error instanceof ApiProblem) || !RETRIED_STATUSES.has(error.status) || failures >= MAX_FAILURES)
+        throw error;
       failures += 1;
       onProgress({ sent: offset, total: file.size, isWaiting: true });
       await use.pause(Math.min(15, 2 ** failures / 4));

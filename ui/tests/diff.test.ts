@@ -18,7 +18,7 @@ test.each(Array.from({ length: 80 }, (_, seed) => seed))("a difference contains 
   expect(of("added").join("\n")).toBe(after);
 });
 
-test("only what changed is marked, with lines around it", () => {
+test("only changed lines are marked, and lines around them are shown", () => {
   const before = Array.from({ length: 20 }, (_, place) => `line ${place}`);
   const after = [...before];
   after[10] = "changed";
@@ -35,7 +35,7 @@ test("only what changed is marked, with lines around it", () => {
   expect(shown.filter((line) => line !== null)).toHaveLength(6);
 });
 
-test("very long texts are compared without a table that does not fit", () => {
+test("very long texts are compared without a table that needs too much memory", () => {
   const [a, b] = [
     Array.from({ length: 3000 }, (_, i) => `a${i}`).join("\n"),
     Array.from({ length: 3000 }, (_, i) => `b${i}`).join("\n"),

@@ -27,13 +27,13 @@ test.each([
   [5e15, "5000 TB"],
 ])("%s bytes are %s", (size, text) => expect(bytes(size)).toBe(text));
 
-test("a share is never shown as whole before it is", () => {
+test("a share below 1 is never shown as 100 %", () => {
   expect(percent(0.9999)).toBe("99 %");
   expect(percent(1)).toBe("100 %");
   expect(percent(7)).toBe("100 %");
 });
 
-test("ages have one unit, and the future is in front", () => {
+test("ages have one unit, and times in the future begin with 'in'", () => {
   const now = Date.parse("2026-01-01T12:00:00Z");
   expect(relative("2026-01-01T11:59:58Z", now)).toBe("now");
   expect(relative("2026-01-01T11:30:00Z", now)).toBe("30 min ago");
@@ -41,14 +41,14 @@ test("ages have one unit, and the future is in front", () => {
   expect(relative("2025-12-25T12:00:00Z", now)).toBe("7 d ago");
 });
 
-test("values of rasters keep their digits, and no digits that say nothing", () => {
+test("values of rasters are rounded to their significant digits", () => {
   expect(measure(1234567)).toBe("1,234,567");
   expect(measure(0.1 + 0.2)).toBe("0.3");
   expect(measure(1e-9)).toBe("1.000e-9");
   expect(measure(null)).toBe("–");
 });
 
-test("names of counts and ids", () => {
+test("counts have the right plural, and long ids are shortened", () => {
   expect(plural(1, "child", "children")).toBe("1 child");
   expect(plural(0, "job")).toBe("0 jobs");
   expect(shortId("01a1e943-ec9e-78c2-bcbc-6c8ee90c71f4")).toBe("01a1…0c71f4");

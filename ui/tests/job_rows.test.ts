@@ -17,7 +17,7 @@ const idsOf = (rows: JobRows<ListedJob>) => rows.items.map((each) => each.job_id
 const change = (id: string | null, data: Record<string, unknown> = {}) => ({ kind: "job", id, data });
 
 describe("the rows of the list of jobs", () => {
-  it("are the newest first, whatever the order in which pages arrive", () => {
+  it("are sorted with the newest job first, in whatever order pages arrive", () => {
     const next = random(7);
     for (let round = 0; round < 50; round += 1) {
       const rows = new JobRows<ListedJob>([]);
@@ -31,7 +31,7 @@ describe("the rows of the list of jobs", () => {
     }
   });
 
-  it("are found by their id after a page was put before them", () => {
+  it("are still updated by their id after a page was inserted before them", () => {
     const rows = new JobRows<ListedJob>([]);
     rows.add([job(2), job(1)]);
     rows.add([job(3), job(2)]);
@@ -40,12 +40,12 @@ describe("the rows of the list of jobs", () => {
   });
 
   it.each([
-    { fresh: 0, pages: 1, asked: 1, isWhole: true, why: "nothing is new" },
-    { fresh: 5, pages: 1, asked: 2, isWhole: true, why: "the new ones fill more than a page" },
-    { fresh: 0, pages: 3, asked: 3, isWhole: true, why: "three pages are shown, which all may have changed" },
-    { fresh: 50, pages: 1, asked: 10, isWhole: false, why: "too many are new" },
-  ])("catch up with $asked pages: $why", async ({ fresh, pages, asked, isWhole }) => {
-    const all = Array.from({ length: 20 + fresh }, (_, place) => job(20 + fresh - place, { version: 2 }));
+    { added: 0, pages: 1, requests: 1, isComplete: true, why: "there are no new jobs" },
+    { added: 5, pages: 1, requests: 2, isComplete: true, why: "the new jobs fill more than one page" },
+    { added: 0, pages: 3, requests: 3, isComplete: true, why: "three pages are shown, and all may have changed" },
+    { added: 50, pages: 1, requests: 10, isComplete: false, why: "there are too many new jobs" },
+  ])("catch up with $requests pages: $why", async ({ added, pages, requests, isComplete }) => {
+    const all = Array.from({ length: 20 + added }, (_, place) => job(20 + added - place, { version: 2 }));
     const rows = new JobRows<ListedJob>([]);
     rows.add(Array.from({ length: 20 }, (_, place) => job(20 - place)));
     let count = 0;
@@ -55,11 +55,11 @@ describe("the rows of the list of jobs", () => {
       return { items: all.slice(start, start + 4), next: start + 4 < all.length ? String(start + 4) : null };
     };
 
-    expect(await rows.catchUp(load, pages)).toBe(isWhole);
-    expect(count).toBe(asked);
-    if (!isWhole) return;
+    expect(await rows.catchUp(load, pages)).toBe(isComplete);
+    expect(count).toBe(requests);
+    if (!isComplete) return;
     expect(rows.items).toHaveLength(all.length);
-    expect(rows.items.filter((each) => each.version === 2)).toHaveLength(asked * 4);
+    expect(rows.items.filter((each) => each.version === 2)).toHaveLength(requests * 4);
   });
 
   it("stay the same objects if nothing has changed", () => {
@@ -79,7 +79,7 @@ describe("the rows of the list of jobs", () => {
     expect(rows.items[0]?.status).toBe("completed");
   });
 
-  it("leave a filtered list with their state, and come back with it", () => {
+  it("leave a filtered list when their state no longer matches, and return when it matches again", () => {
     const rows = new JobRows<ListedJob>(["running"]);
     rows.add([job(2), job(1)]);
     rows.change([change("job-000002", { status: "failed", version: 2 })]);
@@ -88,7 +88,7 @@ describe("the rows of the list of jobs", () => {
     expect(idsOf(rows)).toEqual(["job-000002", "job-000001"]);
   });
 
-  it("say when a change is of a job that they do not have, or of any job", () => {
+  it("report a change of a job that is not in the list, and a change of any job", () => {
     const rows = new JobRows<ListedJob>([]);
     rows.add([job(1)]);
     expect(rows.change([change("job-000001", { version: 2 })])).toBe(false);

@@ -24,8 +24,8 @@ class FakeSource {
 
 const newest = () => FakeSource.opened.at(-1) as FakeSource;
 
-/** The module anew: it keeps the cursor of the tab. */
-async function fresh() {
+/** The module, loaded again: it keeps the cursor of the tab in a variable. */
+async function reloaded() {
   vi.resetModules();
   const live = await import("../src/live");
   const seen: string[] = [];
@@ -33,7 +33,7 @@ async function fresh() {
   return { live, seen, frame: () => vi.advanceTimersByTime(20) };
 }
 
-const EVERYTHING = ["job *", "asset *", "queue *", "instance *"];
+const ALL_KINDS = ["job *", "asset *", "queue *", "instance *"];
 
 beforeEach(() => {
   vi.useFakeTimers();
@@ -48,8 +48,8 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-test("the first hello tells all views to load again, as changes since the page was loaded are not sent", async () => {
-  const { live, seen, frame } = await fresh();
+test("after the first hello all views load again, because changes since the page was loaded are not sent", async () => {
+  const { live, seen, frame } = await reloaded();
   live.connect();
   newest().onopen?.();
   frame();
@@ -58,11 +58,11 @@ test("the first hello tells all views to load again, as changes since the page w
   newest().send("hello", { kinds: [] }, "c1");
   frame();
 
-  expect(seen).toEqual(EVERYTHING);
+  expect(seen).toEqual(ALL_KINDS);
 });
 
-test("a connection that goes on from a cursor announces only what it sends", async () => {
-  const { live, seen, frame } = await fresh();
+test("a connection that continues from a cursor announces only the changes that the server sends", async () => {
+  const { live, seen, frame } = await reloaded();
   live.connect();
   newest().send("hello", {}, "c1");
   frame();
@@ -79,8 +79,8 @@ test("a connection that goes on from a cursor announces only what it sends", asy
   expect(seen).toEqual(["job j1", "job j2"]);
 });
 
-test("a connection that is lost before its first hello announces everything with the next one", async () => {
-  const { live, seen, frame } = await fresh();
+test("after a connection that was lost before its first hello, the next hello announces a change of every kind", async () => {
+  const { live, seen, frame } = await reloaded();
   live.connect();
   newest().onerror?.();
   expect(live.connection.value).toBe("lost");
@@ -92,11 +92,11 @@ test("a connection that is lost before its first hello announces everything with
 
   expect(FakeSource.opened).toHaveLength(2);
   expect(live.connection.value).toBe("open");
-  expect(seen).toEqual(EVERYTHING);
+  expect(seen).toEqual(ALL_KINDS);
 });
 
 test("a cursor that the server no longer knows makes all views load again", async () => {
-  const { live, seen, frame } = await fresh();
+  const { live, seen, frame } = await reloaded();
   live.connect();
   newest().send("hello", {}, "c1");
   frame();
@@ -105,11 +105,11 @@ test("a cursor that the server no longer knows makes all views load again", asyn
   newest().send("resync", {}, "c9");
   frame();
 
-  expect(seen).toEqual(EVERYTHING);
+  expect(seen).toEqual(ALL_KINDS);
 });
 
-test("a stream that is connected anew forgets how often the one before it failed", async () => {
-  const { live } = await fresh();
+test("ending the stream resets the connection state and stops the retries", async () => {
+  const { live } = await reloaded();
   live.connect();
   newest().onerror?.();
   live.disconnect();

@@ -1,4 +1,4 @@
-/** Random numbers that repeat: a failing example can be run again by its seed. */
+/** Reproducible random numbers: a failing example can be run again by its seed. */
 export function random(seed: number): () => number {
   let state = seed >>> 0;
   return () => {

@@ -9,7 +9,7 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-/** Loads that take a time each. `shown` has the moments at which a load ended that was not given up. */
+/** A `Refresh` whose loads take `takeMs` each. `shown` has the times at which loads ended that were not aborted. */
 function loads(takeMs: number, pauseMs = 1000) {
   const begin = Date.now();
   const started: number[] = [];
@@ -56,7 +56,7 @@ test("a change after the pause is loaded at once", async () => {
   expect(started).toEqual([0, 4000]);
 });
 
-test("a load that is wanted now takes the place of one that is under way", async () => {
+test("a load that is requested now replaces a running one", async () => {
   const { refresh, started, shown } = loads(500);
   refresh.now();
   await vi.advanceTimersByTimeAsync(100);
@@ -67,7 +67,7 @@ test("a load that is wanted now takes the place of one that is under way", async
   expect(shown).toEqual([600]);
 });
 
-test("nothing is loaded or shown after the end", async () => {
+test("after a stop nothing is loaded or shown", async () => {
   const { refresh, started, shown } = loads(500);
   refresh.now();
   refresh.soon();

@@ -39,12 +39,12 @@ test("a required input with a default may be empty", () => {
   expect(parse(SCHEMA, { name: "x" }).errors).toEqual({});
 });
 
-test("text of users is never interpreted", () => {
+test("text that users enter is never interpreted", () => {
   const text = "{{ 7 * 7 }}<script>alert(1)</script>";
   expect(parse(SCHEMA, { name: text }).values.name).toBe(text);
 });
 
-test("errors of the server find their field", () => {
+test("errors of the server are assigned to their fields", () => {
   expect(
     errorsByField([
       { message: "a", at: "inputs.count" },
@@ -55,7 +55,7 @@ test("errors of the server find their field", () => {
   ).toEqual({ count: "a", share: "b", name: "c" });
 });
 
-test("the type of an optional field is that which is not null", () => {
+test("the type of an optional field is the one that is not null", () => {
   expect(typeOf({ anyOf: [{ type: "null" }, { type: "integer" }] })).toBe("integer");
   expect(typeOf({ type: ["null", "string"] })).toBe("string");
   expect(typeOf({})).toBe("object");

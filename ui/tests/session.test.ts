@@ -22,8 +22,8 @@ beforeEach(() => {
 
 afterEach(() => vi.unstubAllGlobals());
 
-/** The modules anew, with somebody who has signed in. */
-async function fresh() {
+/** The modules, loaded again, with a user who is signed in. */
+async function reloaded() {
   vi.resetModules();
   const session = await import("../src/session");
   const { api } = await import("../src/api/client");
@@ -33,14 +33,14 @@ async function fresh() {
   return { session, api };
 }
 
-async function signInAgain(session: Awaited<ReturnType<typeof fresh>>["session"]) {
+async function signInAgain(session: Awaited<ReturnType<typeof reloaded>>["session"]) {
   const done = session.signIn("key");
   await waiting.pop()?.respond(json(signedIn));
   await done;
 }
 
-test("a request that is refused ends the session", async () => {
-  const { session, api } = await fresh();
+test("a response with status 401 ends the session", async () => {
+  const { session, api } = await reloaded();
   const loaded = api.get("/api/v1/jobs").catch(() => {});
   await waiting.pop()?.respond(json({}, 401));
   await loaded;
@@ -50,16 +50,16 @@ test("a request that is refused ends the session", async () => {
   expect(session.may("jobs:read")).toBe(false);
 });
 
-test("a check that finds no session ends it", async () => {
-  const { session } = await fresh();
+test("a check that finds no session on the server ends the session of the page", async () => {
+  const { session } = await reloaded();
   session.checkSession();
   await waiting.pop()?.respond(json(signedOut));
 
   expect(session.hasExpired.value).toBe(true);
 });
 
-test("late responses to requests of an earlier session do not end the present one", async () => {
-  const { session, api } = await fresh();
+test("late responses to requests of an earlier session do not end the current one", async () => {
+  const { session, api } = await reloaded();
   session.checkSession();
   const refused = api.get("/api/v1/jobs").catch(() => {});
   const [check, jobs] = waiting.splice(0);
@@ -75,8 +75,8 @@ test("late responses to requests of an earlier session do not end the present on
   expect(session.hasExpired.value).toBe(false);
 });
 
-test("a wrong key is no session that has ended", async () => {
-  const { session } = await fresh();
+test("signing in with a wrong key is not shown as a session that has ended", async () => {
+  const { session } = await reloaded();
   const out = session.signOut();
   await waiting.pop()?.respond(new Response(null, { status: 204 }));
   await waiting.pop()?.respond(json(signedOut));

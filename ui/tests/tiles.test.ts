@@ -27,18 +27,18 @@ test("tiles come from the origin of the page, with the style", () => {
   );
 });
 
-test("a style survives the address", () => {
+test("a style can be written to the URL and read again", () => {
   const style = { bands: [1], low: -5.5, high: 12, colormap: "viridis" };
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(styleQuery(style))) if (value) query.set(name, value);
   expect(styleFrom(query)).toEqual(style);
 });
 
-test("nonsense in the address is the standard style", () => {
+test("invalid values in the URL give the default style", () => {
   expect(styleFrom(new URLSearchParams("bands=1,x&low=NaN&high=&colours=../../etc"))).toEqual(DEFAULT_STYLE);
 });
 
-test("ids cannot leave their place in an address", () => {
+test("special characters of ids are escaped in URLs", () => {
   expect(previewUrl({ asset: "../../api/v1/keys?x=", version: 0, revision: 1 })).toBe(
     "/tiles/..%2F..%2Fapi%2Fv1%2Fkeys%3Fx%3D/preview.png?version=0&rev=1&max_size=256",
   );
@@ -47,7 +47,7 @@ test("ids cannot leave their place in an address", () => {
   );
 });
 
-test("a box across the antimeridian goes on beyond 180°", () => {
+test("a box across the antimeridian gets an east of more than 180°", () => {
   expect(unwrapped([170, -20, -170, 10])).toEqual([170, -20, 190, 10]);
   expect(unwrapped([-180, -90, 180, 90])).toEqual([-180, -85, 180, 85]);
 });
@@ -66,14 +66,14 @@ test("two versions are compared with one range of values", () => {
   expect(commonStyle(one, other)).toEqual({ bands: null, low: -1, high: 5, colormap: null });
 });
 
-test("a style that people chose for one version is used for both", () => {
+test("a style with a colormap of one version is used for both", () => {
   const styled = facts({ rescale: [[0, 8]], colormap_name: "blues" });
   const style = { bands: null, low: 0, high: 8, colormap: "blues" };
   expect(commonStyle(styled, facts({ rescale: [[0.1, 7]] }))).toEqual(style);
   expect(commonStyle(facts({ rescale: [[0.1, 7]] }), styled)).toEqual(style);
 });
 
-test("pictures and palettes keep their own colours", () => {
+test("images with three bands and rasters with a palette keep their own colours", () => {
   const picture = facts({
     bands: [
       ["r", null],

@@ -3,7 +3,7 @@ import { tickLabel, ticks, timelineOf } from "../src/timeline";
 
 const at = (seconds: number) => new Date(1_700_000_000_000 + seconds * 1000).toISOString();
 
-test("waiting and running are apart, and attempts of a node share a row", () => {
+test("waiting and running are separate, and attempts of a node share a row", () => {
   const model = timelineOf(
     [
       { node_id: "b", attempt: 1, status: "failed", queued_at: at(5), started_at: at(7), finished_at: at(9) },
@@ -19,7 +19,7 @@ test("waiting and running are apart, and attempts of a node share a row", () => 
   expect(first && [(first.runFrom ?? 0) - first.waitFrom, first.to - (first.runFrom ?? 0)]).toEqual([2000, 2000]);
 });
 
-test("what still runs ends now; what was lost before it started has no length", () => {
+test("the bar of a running attempt ends now; an attempt that ended before it started has no length", () => {
   const now = Date.parse(at(60));
   const model = timelineOf(
     [
@@ -59,7 +59,7 @@ test("a fan-out is one row from its start to its end, between the attempts of ot
   expect(model.end - model.start).toBe(31_000);
 });
 
-test("a fan-out that still runs ends now", () => {
+test("the bar of a running fan-out ends now", () => {
   const span = { id: "tiles", status: "running", count: 4, started_at: at(2), finished_at: null };
   expect(timelineOf([], Date.parse(at(9)), [span]).rows[0]?.bars[0]?.to).toBe(Date.parse(at(9)));
 });

@@ -5,7 +5,7 @@ import { random } from "./random";
 
 const problem = (status: number, code = "x") => new ApiProblem(status, "t", "d", code);
 
-/** A server in memory that loses connections, before or after it has written, and writes only a part at times. */
+/** A server in memory that loses connections, before or after it has written, and sometimes writes only a part. */
 function unreliable(seed: number, failureShare: number) {
   const next = random(seed);
   let stored = new Uint8Array();
@@ -70,7 +70,7 @@ test.each(
   expect(seen.length).toBeGreaterThan(0);
 });
 
-test("what will not pass by itself ends the upload", async () => {
+test("a permanent failure ends the upload", async () => {
   const { use } = unreliable(1, 0);
   use.send = async () => {
     throw problem(422, "upload.checksum");
@@ -79,7 +79,7 @@ test("what will not pass by itself ends the upload", async () => {
   await expect(sent).rejects.toMatchObject({ code: "upload.checksum" });
 });
 
-test("a server that never comes back ends the upload too", async () => {
+test("a server that stays unavailable ends the upload", async () => {
   const { use } = unreliable(1, 1);
   await expect(
     upload(new File(["abc"], "x.tif"), null, () => {}, new AbortController().signal, use),

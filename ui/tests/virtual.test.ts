@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { indexOf, nearerOrder, visibleRange } from "../src/components/virtual";
+import { indexOf, stepTowardsRowOrder, visibleRange } from "../src/components/virtual";
 
 test.each([
   [0, 10_000],
@@ -8,7 +8,7 @@ test.each([
   [999_999, 10_000],
   [0, 0],
   [0, 3],
-])("at %i px of %i rows the visible ones exist, and few others", (top, count) => {
+])("at %i px of %i rows the visible rows are in the document, and few others", (top, count) => {
   const [first, last] = visibleRange(top, 700, 36, count);
   expect(first).toBeGreaterThanOrEqual(0);
   expect(last).toBeLessThanOrEqual(count);
@@ -17,7 +17,7 @@ test.each([
   expect(last * 36).toBeGreaterThanOrEqual(Math.min(count * 36, top + 700));
 });
 
-test("there are as many rows at every position, so that none is made while the list is scrolled", () => {
+test("the number of rows is the same at every position, so that no element is created while the list is scrolled", () => {
   const lengths = new Set<number>();
   for (let top = 0; top < 360_000 - 700; top += 131) {
     const [first, last] = visibleRange(top, 700, 36, 10_000);
@@ -36,11 +36,13 @@ test("each slot shows one of the visible rows, and a row that stays visible stay
   }
 });
 
-test.each([0, 3, 18, 19, 30, 36, 1000])("from row %i on, the document gets into order in small steps", (first) => {
+test.each([
+  0, 3, 18, 19, 30, 36, 1000,
+])("from row %i on, the slots get into the order of their rows in few steps", (first) => {
   const count = 37;
   let order = Array.from({ length: count }, (_, slot) => slot);
   let steps = 0;
-  for (; order[0] !== first % count; steps += 1) order = nearerOrder(order, first);
+  for (; order[0] !== first % count; steps += 1) order = stepTowardsRowOrder(order, first);
   expect(order.map((slot) => indexOf(slot, first, count))).toEqual(
     Array.from({ length: count }, (_, place) => first + place),
   );

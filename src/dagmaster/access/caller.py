@@ -34,5 +34,5 @@ class Caller:
 
 
 ANONYMOUS = Caller("anonymous")
-# Names with a colon are those of tokens (`oidc:…`) and of parts of the software.
+# Names with a colon are also reserved: for tokens (`oidc:…`) and for parts of the software.
 RESERVED_NAMES = frozenset({"anonymous", "local", "system"})

@@ -8,7 +8,7 @@
 | approved, asset public                        | data      | data               | data   | data                      |
 | unpublished or deleted                        | none      | status             | none   | history                   |
 
-(1) Also a revision that was processed after the approved one of an unpublished version.
+(1) Also a revision of an unpublished version, if it is newer than the approved one.
 
 If an asset exposes only its latest version, its older versions are as invisible as versions that are not approved;
 reviewers, operators and administrators can still read them. For `none`, the response is the same as for a version that
@@ -67,13 +67,13 @@ class Publication:
         )
 
     def is_published(self, revision: int | None = None) -> bool:
-        """Whether this revision, or without `revision` any, is approved and cleared, no matter who may read it."""
+        """Whether this revision (None: any revision) is approved and cleared, no matter who may read it."""
         if self.is_withdrawn or self.approved_revision is None or self.clearance == Clearance.UNCLEARED:
             return False
         return revision in (None, self.approved_revision)
 
     def awaits_review(self, revision: int | None) -> bool:
-        """Whether this revision is newer than the approved one, of a version that may be approved again."""
+        """Whether this revision is newer than the approved one, and its version is not deleted."""
         is_newer = revision is not None and self.approved_revision is not None and revision > self.approved_revision
         return is_newer and not self.is_deleted
 
@@ -94,7 +94,7 @@ def read_access(caller: Caller, publication: Publication, revision: int | None =
 
 
 def link_access(link: VersionLink, asset_id: str, publication: Publication, revision: int | None = None) -> ReadAccess:
-    """What a signed link gives access to: the version that it names, while that is published, or one preview.
+    """What a signed link gives access to: the version that it names, while it is published, or one preview.
 
     Both end when the version is unpublished or deleted; published data also when the asset becomes `uncleared`. The
     signature and the expiry are checked before.
@@ -103,8 +103,8 @@ def link_access(link: VersionLink, asset_id: str, publication: Publication, revi
         return ReadAccess.NONE
     if link.is_preview:
         return ReadAccess.PREVIEW if revision is not None and revision == link.revision else ReadAccess.NONE
-    is_named = link.revision in (None, publication.approved_revision)
-    return ReadAccess.DATA if is_named and publication.is_published(revision) else ReadAccess.NONE
+    is_served = link.revision in (None, publication.approved_revision)
+    return ReadAccess.DATA if is_served and publication.is_published(revision) else ReadAccess.NONE
 
 
 def readable_clearances(caller: Caller) -> frozenset[Clearance]:

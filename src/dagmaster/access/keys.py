@@ -29,7 +29,7 @@ class StoredKey:
     previous_hash: str | None
     is_expired: bool
     is_revoked: bool
-    queues: list[str] | None = None  # a worker with the key claims tasks of these only; None means no limit
+    queues: list[str] | None = None  # a worker with the key claims tasks of these queues only; None: of all
 
 
 def new_key(key_id: str | None = None) -> KeyText:
@@ -45,6 +45,6 @@ def parse_key(text: str) -> KeyText | None:
 
 
 def require_key_id(key_id: str) -> None:
-    """The message does not repeat the text: it may be a whole key."""
+    """Refuse a text that is not the id of a key. The message does not repeat the text: it may be a whole key."""
     if not _FORMAT.is_id(key_id):
-        raise NotFound("this is not the id of a key", code="key.not-found", hint="`dagmaster keys ls` lists them")
+        raise NotFound("this is not the id of a key", code="key.not-found", hint="`dagmaster keys ls` lists the ids")

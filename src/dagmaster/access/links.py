@@ -25,8 +25,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class VersionLink:
-    """What a token gives access to. `revision` is required for a preview; without it, it is the revision that is
-    served."""
+    """What a token gives access to. Without `revision`, it is the revision that is served; a preview requires one."""
 
     asset_id: str
     ordinal: int

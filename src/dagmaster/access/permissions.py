@@ -16,15 +16,17 @@ class Permission(StrEnum):
     JOBS_SUBMIT = "jobs:submit"
     JOBS_OPERATE = "jobs:operate"  # cancel, resume, retry
     WORKFLOWS_READ = "workflows:read"
-    WORKFLOWS_WRITE = "workflows:write"  # run a definition of one's own
-    QUEUES_OPERATE = "queues:operate"  # limits, dead letters
+    WORKFLOWS_WRITE = "workflows:write"  # submit a job with its own definition
+    QUEUES_OPERATE = "queues:operate"  # queues, dead letters, callbacks, janitor runs, `/api/admin` of the gateway
     PLATFORM_READ = "platform:read"  # instances, statistics, dead letters, the state of the database
     METRICS_READ = "metrics:read"  # metrics, the details of health checks, the lengths of queues
-    TASKS_REPORT = "tasks:report"  # results of workers without a database
-    TASKS_EXECUTE = "tasks:execute"  # claim tasks, renew their leases, read and report what belongs to them
+    TASKS_REPORT = "tasks:report"  # report results of tasks, for workers without database access
+    TASKS_EXECUTE = "tasks:execute"  # claim tasks, renew leases, read params and results, report
     ASSETS_READ = "assets:read"  # which versions exist, and their history
     ASSETS_SUBMIT = "assets:submit"
-    ASSETS_REVIEW = "assets:review"  # approve, reject, clear, expose, unpublish
+    ASSETS_REVIEW = (
+        "assets:review"  # clear, expose, unpublish assets; signed links; commands that review or publish metadata
+    )
     ASSETS_DECIDE = "assets:decide"  # approve, reject, unpublish a version; `decision.may_decide` limits b2b keys
     ASSETS_DELETE = "assets:delete"
     METADATA_WRITE = "metadata:write"  # titles, descriptions and styles of layers

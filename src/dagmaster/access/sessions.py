@@ -1,7 +1,7 @@
 """Sessions of people who signed in with a browser: `dgs_<session id>_<secret>`, in a cookie that scripts cannot read.
 
-The id finds the session's row, and the hash of the text is compared with it, as for keys. The CSRF token is derived
-from the text: the server returns it to pages of its own origin; those of other origins can neither read nor derive it.
+The id identifies the row of the session, which has the hash of the text, as for keys. The CSRF token is derived from
+the text: the server returns it to pages of its own origin; those of other origins can neither read nor derive it.
 """
 
 import base64
@@ -44,7 +44,7 @@ class StoredSession:
     platform_id: str | None
     expires_at: datetime
     is_valid: bool
-    queues: list[str] | None = None  # those of the key
+    queues: list[str] | None = None  # the queues of the key
 
 
 def new_session() -> SessionText:

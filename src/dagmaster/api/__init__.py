@@ -1,1 +1,1 @@
-"""The HTTP API of the platform: one module per resource. It writes only through operations and the ledger."""
+"""The HTTP API of the platform: one module per resource. It has no SQL: `operations` and `database` read and write."""

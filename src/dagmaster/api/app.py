@@ -5,8 +5,10 @@ create_app(settings, dsn, library, handlers)
   ├── / /docs /openapi.json /livez /readyz /metrics
   ├── /api/jobs /api/dbadmin: the old API
   ├── /tiles /stac /files …: forwarded to the map server
-  └── /api/v1: jobs workflows submit status assets layers platforms commands callbacks bootstrap dead-letters janitor
-               orchestrators workers worker queues stats stream caller keys session uploads sources health
+  ├── /ui: the web pages
+  └── /api/v1: jobs workflows submit status assets reviews layers platforms commands callbacks bootstrap dead-letters
+               janitor orchestrators workers worker queues leases database stats stream caller keys session audit
+               uploads sources health
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -80,7 +82,10 @@ _TAGS = [
     {"name": "workflows", "description": "The workflows that can be submitted"},
     {"name": "assets", "description": "Submit data of platforms; list, review and publish it"},
     {"name": "layers", "description": "Edit the metadata of layers, and list those that are published"},
-    {"name": "commands", "description": "Direct commands: publish metadata, rebuild the catalogue, migrate, reload"},
+    {
+        "name": "commands",
+        "description": "Direct commands: publish metadata, rebuild the catalogue, migrate the schema, reload workflows",
+    },
     {"name": "uploads", "description": "Upload files to the bronze zone in parts; list the objects of the zone"},
     {"name": "platforms", "description": "The external systems that submit data"},
     {
@@ -91,7 +96,7 @@ _TAGS = [
     {"name": "queues", "description": "Show, limit and pause queues"},
     {"name": "dead letters", "description": "Messages that could not be processed, and tasks that were given up"},
     {"name": "operations", "description": "Running instances, the janitor, and statistics of the platform"},
-    {"name": "callers", "description": "Who sends requests: API keys and their scopes"},
+    {"name": "callers", "description": "Callers and their permissions: API keys, sessions, the audit log"},
     {"name": "bootstrap", "description": "The database schema"},
     {"name": "old API", "description": "The API of the old system, for clients that still use it"},
     {"name": "health", "description": "Health checks, for probes and operators"},

@@ -34,7 +34,7 @@ MAX_COUNTED = 1000
 RevisionNumber = Annotated[
     int | None, Query(ge=1, le=2**31 - 1, description="The revision; by default the newest one that was processed")
 ]
-_MOST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 _SEPARATOR = "~"
 
 
@@ -51,7 +51,7 @@ async def list_reviews(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> ReviewPage:
-    rows = await services.assets.review_queue(limit=limit + 1, after=_place(after), platform_id=platform_id)
+    rows = await services.assets.review_queue(limit=limit + 1, after=_review_cursor(after), platform_id=platform_id)
     count = await services.assets.review_count(MAX_COUNTED + 1, platform_id)
     page = page_of(
         rows,
@@ -72,14 +72,14 @@ async def compare_versions(
     services: Services,
     caller: Reader,
     asset_id: AssetName,
-    before: Annotated[int, Query(alias="from", ge=0, le=_MOST, description="The number of a version, from 0")],
-    after: Annotated[int, Query(alias="to", ge=0, le=_MOST, description="The number of another version")],
+    before: Annotated[int, Query(alias="from", ge=0, le=_MAX_INTEGER, description="The number of a version, from 0")],
+    after: Annotated[int, Query(alias="to", ge=0, le=_MAX_INTEGER, description="The number of another version")],
     before_revision: Annotated[
         int | None,
         Query(
             alias="from_revision",
             ge=1,
-            le=_MOST,
+            le=_MAX_INTEGER,
             description="The revision of version `from`; by default the newest one that was processed",
         ),
     ] = None,
@@ -88,7 +88,7 @@ async def compare_versions(
         Query(
             alias="to_revision",
             ge=1,
-            le=_MOST,
+            le=_MAX_INTEGER,
             description="The revision of version `to`; by default the newest one that was processed",
         ),
     ] = None,
@@ -141,7 +141,7 @@ async def get_provenance(
 ) -> Provenance:
     """The source of the version, the workflow and the job that processed it, and their parameters. Only for reviewers,
     operators and administrators."""
-    asset = await _previewed(services, caller, asset_id)
+    asset = await _asset_for_preview(services, caller, asset_id)
     number = _revision_of(version_of(asset, version_ordinal), revision)
     origin = await services.assets.origin(asset.asset_id, version_ordinal, number)
     documents = await services.assets.documents(asset.dataset_id, version_ordinal, number)
@@ -171,7 +171,7 @@ async def list_asset_requests(
     limit: Limit = 50,
 ) -> Page[AssetRequestInfo]:
     """Only for reviewers, operators and administrators. Operators also see the callbacks."""
-    asset = await _previewed(services, caller, asset_id)
+    asset = await _asset_for_preview(services, caller, asset_id)
     rows = await services.assets.requests(
         asset.asset_id, limit=limit + 1, after=_moment_and_name(after), version_ordinal=version
     )
@@ -185,14 +185,14 @@ async def list_asset_requests(
     return page
 
 
-async def _previewed(services: ApiServices, caller: Caller, asset_id: str) -> AssetInfo:
+async def _asset_for_preview(services: ApiServices, caller: Caller, asset_id: str) -> AssetInfo:
     asset = await read_asset(services, caller, asset_id)
     if not may_preview(caller):
         raise NotAllowed("only reviewers, operators and administrators may read this", code="history.not-allowed")
     return asset
 
 
-def _place(after: str | None) -> tuple[datetime, str, int] | None:
+def _review_cursor(after: str | None) -> tuple[datetime, str, int] | None:
     if after is None:
         return None
     first, _, ordinal = after.rpartition(_SEPARATOR)

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 AUDIT_ACTIONS: dict[BulkAction, str] = {"cancel": "jobs_cancelled", "resume": "jobs_resumed", "retry": "jobs_retried"}
 _AT_ONCE = 2  # connections that one request uses; the API has only a few that write
-_NAMED = 100  # job ids in an entry of the audit log
+_MAX_LISTED_IDS = 100  # job ids in an entry of the audit log
 
 
 @router.post("/bulk", operation_id="change_jobs", summary="Cancel, resume or retry many jobs", responses=responses())
@@ -40,7 +40,7 @@ async def change_jobs(
     free = asyncio.Semaphore(_AT_ONCE)
 
     async def result_of(job_id: UUID, job: JobSummary | None) -> BulkResult:
-        async with free, services.ledgers.one() as ledger:
+        async with free, services.ledgers.acquire() as ledger:
             return await act_on(
                 ledger,
                 job_id,
@@ -85,7 +85,7 @@ async def _jobs_of(services: ApiServices, request: BulkRequest) -> tuple[dict[UU
 
 
 def _decision(request: BulkRequest, job_ids: list[UUID], caller: Caller) -> Decision:
-    detail: dict[str, Any] = {"count": len(job_ids), "job_ids": [str(job_id) for job_id in job_ids[:_NAMED]]}
+    detail: dict[str, Any] = {"count": len(job_ids), "job_ids": [str(job_id) for job_id in job_ids[:_MAX_LISTED_IDS]]}
     if request.filter is not None:
         detail["filter"] = request.filter.model_dump(mode="json", exclude_none=True)
     if request.part is not None:

@@ -33,15 +33,15 @@ _NO_DEMAND = Demand(queues=())
 async def report_task_result(
     services: Services, caller: Annotated[Caller, Depends(needs(Permission.TASKS_REPORT))], report: TaskReport
 ) -> ReportReceipt:
-    """A report counts once. If it is repeated, the response is the same. A key that is limited to queues reports only
-    for workers that it has started."""
+    """A report counts once. If it is repeated, the response is the same. A key that is limited to queues can
+    report only for workers that were started with it."""
     if caller.queues is not None:
         require_own(report.worker_id, caller)
     result = _result_of(report)
     # The report of a worker that has not claimed the task is not stored: it would block the report of the one that has.
     if not await services.reads.may_report(report.worker_id, result.job_id, result.node_id, result.attempt):
         return ReportReceipt(accepted=False)
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         result = await _with_payload(ledger, result)
         response = await ledger.report(
             report.worker_id, [result], _NO_DEMAND, lease_seconds=services.settings.task_lease_sec

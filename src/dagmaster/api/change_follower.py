@@ -52,13 +52,13 @@ class Batch:
     until: datetime
     jobs: tuple[JobChange, ...] = ()
     assets: tuple[ChangedAsset, ...] = ()
-    queues: bool = False
-    instances: bool = False
+    are_queues_changed: bool = False
+    are_instances_changed: bool = False
     resync: ResyncReason | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not (self.jobs or self.assets or self.queues or self.instances or self.resync)
+        return not (self.jobs or self.assets or self.are_queues_changed or self.are_instances_changed or self.resync)
 
     @cached_property
     def jobs_json(self) -> bytes:
@@ -186,7 +186,8 @@ class ChangeFollower(Follower):
         assets = await self._reads.changed_assets(since, MAX_CHANGES + 1)
         if max(len(jobs), len(assets)) > MAX_CHANGES:
             return Batch(now, resync="too_many")
-        return Batch(now, await self._reads.job_changes(jobs), tuple(assets), queues=True, instances=True)
+        changes = await self._reads.job_changes(jobs)
+        return Batch(now, changes, tuple(assets), are_queues_changed=True, are_instances_changed=True)
 
     async def _run(self) -> None:
         while True:
@@ -210,8 +211,8 @@ class ChangeFollower(Follower):
             state.now,
             await self._reads.job_changes(jobs),
             tuple(assets),
-            queues=last is not None and last.queues != state.queues,
-            instances=last is not None and last.instances != state.instances,
+            are_queues_changed=last is not None and last.queues != state.queues,
+            are_instances_changed=last is not None and last.instances != state.instances,
             resync=self._due_resync(),
         )
         self._sent.add(jobs, assets, state.now)

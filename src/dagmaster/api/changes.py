@@ -81,8 +81,8 @@ async def stream_changes(
 ) -> Response:
     """Frames of the types `jobs` (`{jobs: [JobChange]}`) and `assets` (`{assets: [AssetChange]}`) contain the current
     state of changed jobs and assets; they are sent at most twice a second. `queues` and `instances` are hints that
-    queues or instances may have changed. `hello` is the first frame: load the data that you display after you have
-    received it. `resync` means that changes were left out: reload the data."""
+    queues or instances may have changed. `hello` is the first frame: when you have received it, load the
+    data that you display. `resync` means that changes were left out: reload the data."""
     kinds = kinds_of(caller, kind)
     cursor = last_event_id or after or None
     since = moment_of(cursor) if cursor else None
@@ -122,15 +122,15 @@ def frame_of(batch: Batch, caller: Caller, kinds: Collection[ChangeKind]) -> byt
     if "assets" in kinds and (assets := _visible(batch.assets, caller)):
         dumped = [asset.model_dump() for asset in assets]
         events.append(("assets", orjson.dumps({"assets": dumped}, option=orjson.OPT_UTC_Z)))
-    if batch.queues and "queues" in kinds:
+    if batch.are_queues_changed and "queues" in kinds:
         events.append(("queues", b"{}"))
-    if batch.instances and "instances" in kinds:
+    if batch.are_instances_changed and "instances" in kinds:
         events.append(("instances", b"{}"))
     if batch.resync:
         events.append(("resync", orjson.dumps({"reason": batch.resync})))
     cursor = cursor_of(batch.until)
     if not events:
-        return b": still here\nid: %s\n\n" % cursor.encode() if batch.is_empty else b""
+        return b": keep-alive\nid: %s\n\n" % cursor.encode() if batch.is_empty else b""
     *first, (name, data) = events
     return b"".join(_event(*event) for event in first) + _event(name, data, cursor)
 

@@ -73,9 +73,9 @@ def _parsed(command: DirectCommand, inputs: dict[str, Any]) -> pydantic.BaseMode
         return command.request.model_validate(inputs)
     except pydantic.ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        named = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'inputs'}: {each['msg']}" for each in problems[:5])
+        messages = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'inputs'}: {each['msg']}" for each in problems[:5])
         raise InvalidRequest(
-            f"the inputs of {command.name} are not valid: {named}",
+            f"the inputs of {command.name} are not valid: {messages}",
             code="command.invalid-inputs",
             hint=f"`dagmaster commands show {command.name}` lists the inputs",
             problems=[{"field": ".".join(map(str, each["loc"])), "problem": each["msg"]} for each in problems[:50]],

@@ -74,7 +74,7 @@ async def replay_dead_letter(
             hint="correct the error that the dead letter describes, then send the message again",
             queue=letter.queue,
         )
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         if letter.job_id is not None:
             await resume(ledger, letter.job_id, by=caller.name, reason=f"dead letter {dead_letter_id} was replayed")
             await ledger.drop_dead_letter(dead_letter_id)

@@ -36,8 +36,8 @@ class _Recent(Generic[T]):
         self._values[key] = (time.monotonic(), value)
 
 
-class Past:
-    """Past runs of workflows."""
+class PastRuns:
+    """Past runs of workflows: the history of their nodes, and their usual durations."""
 
     def __init__(self, reads: ApiReads) -> None:
         self._reads = reads

@@ -34,7 +34,7 @@ _PROGRESS_POLL_SECONDS = 0.4
 # A worker notifies before the orchestrator has written the event: poll soon, then at longer intervals.
 _AFTER_NOTIFICATION = (0.03, 0.06, 0.12, 0.25)
 _SETTLE_SECONDS = 0.02
-_KEPT = 2000
+_KEPT_EVENTS = 2000
 _PAGE = 500
 _BATCH = 100
 _log = log.get("api")
@@ -60,7 +60,7 @@ class WatchedJob:
         self.changed = asyncio.Event()
         self.progress = JobProgress(())
         self._progress_at = 0.0
-        self._recent: deque[EventEntry] = deque(maxlen=_KEPT)
+        self._recent: deque[EventEntry] = deque(maxlen=_KEPT_EVENTS)
 
     def since(self, after: int) -> list[EventEntry] | None:
         """The events after a sequence number, or None if they are not in memory."""
@@ -190,7 +190,7 @@ class EventFollower(Follower):
     async def _new_events(self, job: WatchedJob, head: EventPosition) -> list[EventEntry]:
         """The events up to `head`. If there are too many to keep in memory, none:
         watchers read them from the database."""
-        if head.last_sequence - job.head > _KEPT:
+        if head.last_sequence - job.head > _KEPT_EVENTS:
             job.forget()
             return []
         events: list[EventEntry] = []

@@ -18,12 +18,12 @@ _T0, _T1, _T2, _T3 = (f"2026-03-01T12:00:{second}Z" for second in ("00.000000", 
 STREAM = (
     f'id: 1\nevent: job_created\ndata: {{"sequence": 1, "event_type": "job_created", "created_at": "{_T0}"}}\n\n'
     'event: progress\ndata: {"nodes": [{"node_id": "greet", "attempt": 1, "progress": {"fraction": 0.4}}]}\n\n'
-    ": still here\n\n"
+    ": keep-alive\n\n"
 )
 CHANGES = (
     f'id: 1772366400000000\nevent: hello\ndata: {{"kinds": ["jobs", "assets"], "now": "{_T0}"}}\n\n'
     f'id: 1772366401000000\nevent: jobs\ndata: {{"jobs": [{{"job_id": "{JOB_ID}", "status": "running"}}]}}\n\n'
-    ": still here\nid: 1772366416000000\n\n"
+    ": keep-alive\nid: 1772366416000000\n\n"
 )
 WORKFLOW = """workflow_id: hello
 nodes:

@@ -62,7 +62,7 @@ async def _content(services: ApiServices, job: PublicJob) -> AsyncIterator[bytes
         "format_version": FORMAT_VERSION,
         "software_version": __version__,
         "exported_at": datetime.now(UTC),
-        "job": _without_twins(job.model_dump(mode="json")),
+        "job": _without_duplicates(job.model_dump(mode="json")),
         "definition": await _definition(services, job.definition_hash),
     }
     yield _dumped(head)[:-1]
@@ -74,7 +74,7 @@ async def _content(services: ApiServices, job: PublicJob) -> AsyncIterator[bytes
     yield b',\n"is_complete":true}\n'
 
 
-def _without_twins(job: dict[str, Any]) -> dict[str, Any]:
+def _without_duplicates(job: dict[str, Any]) -> dict[str, Any]:
     """The job without the fields that repeat another field under a second name."""
     return {name: value for name, value in job.items() if name not in {"inputs", "result"}}
 

@@ -13,10 +13,10 @@ from dagmaster.workflows.graph import Graph
 async def first_failure(
     services: ApiServices, job_id: UUID, graph: Graph, nodes: Sequence[PublicNode]
 ) -> FirstFailure | None:
-    """The node that failed first; for a fan_out, its first failed child. A fan_in that failed because of the children
-    is not the cause."""
+    """The node that failed first; for a fan_out, its failed child with the lowest index. A fan_in that failed because
+    of the children is not the cause."""
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
-    first = min(failed, key=lambda node: (_ended_at(node), graph.place.get(node.node_id, 0)), default=None)
+    first = min(failed, key=lambda node: (_failed_at(node), graph.place.get(node.node_id, 0)), default=None)
     if first is None:
         return None
     cause: NodeSummary = first
@@ -38,8 +38,8 @@ async def first_failure(
     )
 
 
-def _ended_at(node: NodeSummary) -> float:
-    """When a node failed. A fan_out with failed children counts from its start, because it is the cause of failures
+def _failed_at(node: NodeSummary) -> float:
+    """When a node failed. For a fan_out with failed children it is its start, because it is the cause of failures
     after it."""
     begun_at = node.dispatched_at or node.started_at or node.completed_at
     moment = begun_at if node.failed_count else node.completed_at

@@ -38,9 +38,9 @@ TIMEOUT_SECONDS = 3.0
 )
 async def get_livez(services: Services, _caller: Anyone) -> JSONResponse:
     """The database is not checked, because a restart would not help. A process that hangs does not respond at all."""
-    loop = services.orchestrator
-    silent = loop.silent_seconds if loop else 0.0
-    is_stuck = loop is not None and silent > loop.restart_after_seconds
+    orchestrator = services.orchestrator
+    silent = orchestrator.silent_seconds if orchestrator else 0.0
+    is_stuck = orchestrator is not None and silent > orchestrator.restart_after_seconds
     body = ProcessLiveness(status="stuck" if is_stuck else "alive", silent_seconds=round(silent, 3))
     return JSONResponse(body.model_dump(mode="json"), status_code=503 if is_stuck else 200)
 
@@ -115,13 +115,13 @@ def _schema(liveness: Liveness, expected: str) -> HealthCheck:
     return _check("schema", False, detail, "run `dagmaster db migrate`")
 
 
-def _loop(liveness: Liveness, loop: Orchestrator, within_seconds: float) -> HealthCheck:
+def _loop(liveness: Liveness, orchestrator: Orchestrator, within_seconds: float) -> HealthCheck:
     """An orchestrator sends heartbeats only while its loop runs. The loop in this process is also checked directly,
     which shows sooner that it is stuck."""
-    age, silent = liveness.beat_age_seconds, loop.silent_seconds
+    age, silent = liveness.beat_age_seconds, orchestrator.silent_seconds
     if age is None:
         return _check("loop", False, "the orchestrator has not started yet")
-    if silent > loop.patience_seconds:
+    if silent > orchestrator.patience_seconds:
         detail = f"the orchestrator's loop has made no progress for {silent:.1f} s"
         return _check("loop", False, detail, "see the log of the orchestrator")
     return _check("loop", age < within_seconds, f"the orchestrator's last heartbeat was {age:.1f} s ago")

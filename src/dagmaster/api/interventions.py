@@ -42,7 +42,7 @@ async def cancel_job(
     their grace period. A repeated request changes nothing and returns the progress, also after the job is cancelled.
     For a job that has ended in another way, the response is a conflict."""
     intervention = intervention or Intervention()
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         await cancel(ledger, job_id, by=caller.name, reason=intervention.reason)
     for _ in range(int(wait / _POLL_SECONDS)):
         progress = await _progress(services, job_id)
@@ -95,7 +95,7 @@ async def resume_job(
     """Nodes and children that failed, were cancelled, or were skipped for that reason run again, with the inputs and
     the definition of the job."""
     intervention = intervention or Intervention()
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         return await resume(ledger, job_id, by=caller.name, reason=intervention.reason, is_dry_run=dry_run)
 
 
@@ -116,5 +116,5 @@ async def retry_job(
     """A node (or one child), a stage, or the failed children of a fan_out run again, with everything downstream of
     them. A fan_out that runs again reads its source again."""
     part = JobPart(node=request.node, stage=request.stage, failed_children=request.failed_children)
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         return await retry(ledger, job_id, part, by=caller.name, reason=request.reason, is_dry_run=dry_run)

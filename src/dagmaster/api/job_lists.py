@@ -76,7 +76,7 @@ def _moment(text: str | None, name: str) -> datetime | None:
 async def summaries(services: ApiServices, jobs: Sequence[ListedJob]) -> list[JobSummary]:
     """The jobs of a page with their progress and estimates. The cost depends on the length of the page alone."""
     progress = await services.reads.progress_of_jobs((each.job.job_id, each.definition_hash) for each in jobs)
-    usual = await services.past.usual_seconds({each.job.workflow_id for each in jobs if not each.job.is_over})
+    usual = await services.past_runs.usual_seconds({each.job.workflow_id for each in jobs if not each.job.is_over})
     result: list[JobSummary] = []
     for job, now in ((each.job, each.now) for each in jobs):
         elapsed = round(max(0.0, ((job.completed_at or now) - job.created_at).total_seconds()), 3)

@@ -106,7 +106,7 @@ async def submit_job(
         require(caller, Permission.WORKFLOWS_WRITE)
     library = await _library_for(services, submission)
     submission = submission.model_copy(update={"submitted_by": caller.name})
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         result = await submit_once(ledger, library, submission, force=force, resume=resume)
     response.headers["Location"] = f"{PREFIX}/jobs/{result.job_id}"
     if result.status not in ("accepted", "resumed"):
@@ -185,12 +185,15 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
         graph = await services.reads.graph(job.definition_hash)
     except NotFound as error:
         return await _without_nodes(services, job, error)
-    job, snapshot = await of_one_moment(services, job, graph.order)
+    job, snapshot = await consistent_snapshot(services, job, graph.order)
     nodes = summaries_of(graph, snapshot)
     stages, eta = stages_of(graph, snapshot), None
     if not snapshot.is_over:
-        nodes, stages, eta = with_estimates(graph, nodes, stages, await services.past.nodes(graph, job.definition_hash))
+        nodes, stages, eta = with_estimates(
+            graph, nodes, stages, await services.past_runs.nodes(graph, job.definition_hash)
+        )
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
+    advance_error = None if snapshot.is_over else await _advance_error(services, job)
     return JobDetail(
         job=PublicJob.model_validate(job.model_dump()),
         is_over=snapshot.is_over,
@@ -204,13 +207,14 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
         nodes=nodes,
         outcomes=_outcomes(job, graph, snapshot) if snapshot.is_over else None,
         deliverables=deliverables(job_id, job.result_data) if snapshot.is_over else {},
-        trouble=None if snapshot.is_over else await _advance_error(services, job),
+        advance_error=advance_error,
+        trouble=advance_error,
     )
 
 
 async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> JobDetail:
     """A job whose definition cannot be read."""
-    job, snapshot = await of_one_moment(services, job, [])
+    job, snapshot = await consistent_snapshot(services, job, [])
     return JobDetail(
         job=PublicJob.model_validate(job.model_dump()),
         is_over=snapshot.is_over,
@@ -218,12 +222,13 @@ async def _without_nodes(services: ApiServices, job: Job, error: NotFound) -> Jo
         elapsed_seconds=round(snapshot.seconds, 3),
         stages=[],
         nodes=[],
+        advance_error=error.message,
         trouble=error.message,
     )
 
 
-async def of_one_moment(services: ApiServices, job: Job, node_ids: Sequence[str]) -> tuple[Job, Snapshot]:
-    """The job and its nodes. The job may end or be resumed between two reads: they are repeated until both agree."""
+async def consistent_snapshot(services: ApiServices, job: Job, node_ids: Sequence[str]) -> tuple[Job, Snapshot]:
+    """The job and its nodes, in the same state. The job may change between the two reads, which are then repeated."""
     snapshot = await services.reads.watch_job(job.job_id, node_ids)
     for _ in range(_MAX_READS):
         if snapshot.status is job.status:
@@ -290,13 +295,13 @@ async def list_nodes(
     if parent is None:
         snapshot = await services.reads.watch_job(job_id, graph.order)
         numbered = [(number, node) for number, node in enumerate(snapshot.nodes) if number > after]
-        lines = [(number, node) for number, node in numbered if not status or node.status in status][: limit + 1]
+        rows = [(number, node) for number, node in numbered if not status or node.status in status][: limit + 1]
     else:
         require_fan_out(graph, parent)
         children = await services.reads.page_children(job_id, parent, limit=limit + 1, after=after, statuses=status)
-        lines = [(child.fan_out_index or 0, child) for child in children]
-    following = str(lines[limit - 1][0]) if len(lines) > limit else None
-    shown = [summary_of(graph, node, now) for _, node in lines[:limit]]
+        rows = [(child.fan_out_index or 0, child) for child in children]
+    following = str(rows[limit - 1][0]) if len(rows) > limit else None
+    shown = [summary_of(graph, node, now) for _, node in rows[:limit]]
     return Page(items=[_with_child_estimate(node) for node in shown], next=following)
 
 
@@ -362,7 +367,7 @@ async def get_timeline(
     parent: Annotated[
         str | None, Query(max_length=MAX_NAME_LENGTH, description="Only the children of this fan_out, ordered by index")
     ] = None,
-    top_level: Annotated[bool, Query(description="Without the children of fan_outs")] = False,
+    top_level: Annotated[bool, Query(description="Leave out the children of fan_outs")] = False,
     after: Cursor = None,
     limit: Limit = 100,
 ) -> Page[TimelineEntry]:
@@ -382,7 +387,7 @@ async def get_timeline(
         node_ids = (await graph_of(services, job_id))[0].order if top_level else None
         await services.reads.brief(job_id)
         rows = await services.reads.timeline(job_id, limit=limit + 1, after=cursor, statuses=status, node_ids=node_ids)
-    return page_of(rows, limit, lambda bar: joined(bar.node_id, bar.attempt))
+    return page_of(rows, limit, lambda entry: joined(entry.node_id, entry.attempt))
 
 
 def _index_of(parent: str, child: str, after: str | None) -> int:
@@ -408,7 +413,7 @@ async def get_job_graph(services: Services, job_id: JobId) -> JobGraph:
     nodes = summaries_of(graph, snapshot)
     eta = None
     if not snapshot.is_over:
-        past = await services.past.nodes(graph, brief.definition_hash)
+        past = await services.past_runs.nodes(graph, brief.definition_hash)
         nodes, _, eta = with_estimates(graph, nodes, [], past)
     return JobGraph(
         job_id=job_id,

@@ -69,7 +69,7 @@ class Slots:
         self._free = asyncio.Semaphore(self.at_once)
 
     @contextlib.asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
+    async def acquire(self) -> AsyncIterator[None]:
         if self._free.locked() and self._waiting >= self.waiting:
             raise _busy()
         self._waiting += 1
@@ -95,11 +95,13 @@ class MapForwarder:
         # Files have slots of their own: a few slow downloads must not delay tiles.
         self._slots = Slots(at_once=64, waiting=512, seconds=20.0)
         self._file_slots = Slots(at_once=32, waiting=64, seconds=20.0)
-        most = self._slots.at_once + self._file_slots.at_once
+        max_connections = self._slots.at_once + self._file_slots.at_once
         self._transport = httpx2.AsyncHTTPTransport(
             trust_env=False,
             limits=httpx2.Limits(
-                max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEPT_OPEN_SECONDS
+                max_connections=max_connections,
+                max_keepalive_connections=max_connections,
+                keepalive_expiry=_KEPT_OPEN_SECONDS,
             ),
         )
         self._checks = httpx2.AsyncClient(trust_env=False)
@@ -131,7 +133,7 @@ class MapForwarder:
             exchange.result()
 
     async def _exchange(self, slots: Slots, scope: Scope, body: bytes, send: Send) -> None:
-        async with slots.one():
+        async with slots.acquire():
             response = await self._response(scope, body)
             try:
                 await _pass_on(response, send)
@@ -157,7 +159,7 @@ class MapForwarder:
         raise Unavailable(
             "no map server can be reached",
             code="maps.unavailable",
-            hint="try again in some seconds; jobs and the API work without it",
+            hint="try again in a few seconds; jobs and the API work without a map server",
         )
 
 
@@ -168,7 +170,9 @@ def map_routes(forwarder: MapForwarder) -> list[Route]:
 
 def _request(backend: Backend, scope: Scope, body: bytes) -> httpx2.Request:
     request_id = request_id_of(Request(scope)) or ""
-    headers = [(name, value) for name, value in _passed_on(scope["headers"]) if not name.startswith(_FORWARDED)]
+    headers = [
+        (name, value) for name, value in _end_to_end_headers(scope["headers"]) if not name.startswith(_FORWARDED)
+    ]
     headers = [(name, value) for name, value in headers if name not in (b"content-length", REQUEST_ID.lower().encode())]
     headers += [
         (b"x-forwarded-for", (scope.get("client") or ("",))[0].encode()),
@@ -191,7 +195,7 @@ def _request(backend: Backend, scope: Scope, body: bytes) -> httpx2.Request:
 
 
 async def _pass_on(response: httpx2.Response, send: Send) -> None:
-    headers = [pair for pair in _passed_on(response.headers.raw) if pair[0] != b"date"]  # uvicorn adds its own
+    headers = [pair for pair in _end_to_end_headers(response.headers.raw) if pair[0] != b"date"]  # uvicorn adds its own
     await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     try:
@@ -204,8 +208,8 @@ async def _pass_on(response: httpx2.Response, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _passed_on(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers without hop-by-hop headers, which are the listed ones and those that `Connection` names."""
+def _end_to_end_headers(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers without hop-by-hop headers, which are those of `_OF_CONNECTION` and those that `Connection` names."""
     lower = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in lower if name == b"connection" for part in value.split(b",")}
     return [(name, value) for name, value in lower if name not in _OF_CONNECTION and name not in named]

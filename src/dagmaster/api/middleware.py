@@ -6,7 +6,7 @@ from dagmaster import listen
 from dagmaster.api import uploads, worker_requests
 from dagmaster.api.problems import PROBLEMS
 from dagmaster.client.limits import PREFIX
-from dagmaster.dataset_urls import is_of_maps
+from dagmaster.dataset_urls import is_map_path
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import LOADABLE_BYTES
 from dagmaster.web.middleware import RequestMiddleware
@@ -22,10 +22,10 @@ class ApiMiddleware(RequestMiddleware):
 
     def needs_caller(self, path: str) -> bool:
         """Pages of the web UI contain no data, and the map server authenticates the callers of its paths."""
-        return not is_of_ui(path) and not is_of_maps(path)
+        return not is_of_ui(path) and not is_map_path(path)
 
     def allows_foreign_images(self, path: str) -> bool:
-        return is_of_maps(path)
+        return is_map_path(path)
 
     def _most_bytes(self, scope: Scope) -> int:
         """Outputs that workers send are larger than other bodies."""

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.api.sessions import PATH, address_of, begin
+from dagmaster.api.sessions import PATH, address_of, begin_session
 from dagmaster.database.assets.sessions import SignIn
 from dagmaster.errors import DagmasterError, InvalidRequest, NotFound
 from dagmaster.observe import log
@@ -73,7 +73,7 @@ async def start(
 async def callback(services: Services, request: Request) -> Response:
     """The issuer redirects the browser to this route."""
     try:
-        response = await _signed_in(services, request)
+        response = await _finish_sign_in(services, request)
     except DagmasterError as error:
         _log.warning("an OIDC sign-in was refused", code=error.code, request_id=request_id_of(request))
         response = _failed(request, error)
@@ -82,7 +82,7 @@ async def callback(services: Services, request: Request) -> Response:
     return response
 
 
-async def _signed_in(services: ApiServices, request: Request) -> Response:
+async def _finish_sign_in(services: ApiServices, request: Request) -> Response:
     oidc, address = _oidc(services), address_of(request)
     services.sign_in_limit.take(address)
     text = cookies.cookie_in(cookies.SIGN_IN, request.scope, request.headers)
@@ -92,7 +92,9 @@ async def _signed_in(services: ApiServices, request: Request) -> Response:
     caller = person.caller
     response = RedirectResponse(flow.next, status_code=303, headers=_HEADERS)
     scopes = tuple(sorted(caller.scopes))
-    await begin(services, request, response, SignIn(caller.name, scopes, caller.platform_id, until=person.until))
+    await begin_session(
+        services, request, response, SignIn(caller.name, scopes, caller.platform_id, until=person.until)
+    )
     return response
 
 

@@ -80,7 +80,7 @@ async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) ->
         raise NotFound(
             f"no queue is named '{queue}'", code="queue.not-found", hint=f"known queues: {known}", queue=queue
         )
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         await ledger.set_queue(queue, **changes)
-    (line,) = await _queues(services, only=queue)
-    return line
+    (summary,) = await _queues(services, only=queue)
+    return summary

@@ -46,7 +46,7 @@ Remover = Annotated[Caller, Depends(needs(Permission.ASSETS_DELETE))]
 IfMatch = Annotated[
     str | None, Header(alias="If-Match", max_length=200, description="The ETag of the asset that the caller has seen")
 ]
-Why = Annotated[str | None, Query(max_length=2000, min_length=1, description="The reason, recorded in the history")]
+Reason = Annotated[str | None, Query(max_length=2000, min_length=1, description="The reason, recorded in the history")]
 
 _CHANGE: dict[int | str, dict[str, Any]] = {**with_etag(), **responses(404, 409, 412)}
 
@@ -186,7 +186,7 @@ async def delete_version(
     response: Response,
     asset_id: AssetName,
     version_ordinal: Ordinal,
-    reason: Why = None,
+    reason: Reason = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
     """The version is no longer served, and does not block later ones. Its data is removed after the retention time."""
@@ -254,7 +254,7 @@ async def delete_asset(
     caller: Remover,
     response: Response,
     asset_id: AssetName,
-    reason: Why = None,
+    reason: Reason = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
     """The versions of the asset are no longer served. Their data is removed after the retention time. If the asset is

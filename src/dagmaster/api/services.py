@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Request
 
 from dagmaster.api.change_follower import ChangeFollower
-from dagmaster.api.estimates import Past
+from dagmaster.api.estimates import PastRuns
 from dagmaster.api.event_follower import EventFollower
 from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
@@ -59,7 +59,7 @@ class Ledgers:
             self._free.put_nowait(ledger)
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[PostgresLedger]:
+    async def acquire(self) -> AsyncIterator[PostgresLedger]:
         ledger = await self._free.get()
         try:
             yield ledger
@@ -84,9 +84,9 @@ class ApiServices:
     heartbeat_seconds: float = 15.0
     reads: ApiReads = field(init=False)
     ledgers: Ledgers = field(init=False)
-    work: Ledgers = field(init=False)
-    leases: Ledgers = field(init=False)
-    payloads: Ledgers = field(init=False)
+    exchange_ledgers: Ledgers = field(init=False)
+    lease_ledgers: Ledgers = field(init=False)
+    payload_ledgers: Ledgers = field(init=False)
     task_watch: TaskWatch = field(init=False)
     sending_outputs: Counter[str] = field(init=False, default_factory=Counter)  # by caller
     assets: LayerStore = field(init=False)
@@ -94,7 +94,7 @@ class ApiServices:
     notifier: PostgresNotifier = field(init=False)
     follower: EventFollower = field(init=False)
     changes: ChangeFollower = field(init=False)
-    past: Past = field(init=False)
+    past_runs: PastRuns = field(init=False)
     keys: KeyStore = field(init=False)
     authentication: Authentication = field(init=False)
     sign_in_limit: RateLimit = field(init=False)
@@ -122,15 +122,15 @@ class ApiServices:
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads = ApiReads(self.dsn, pooler_dsn=self.settings.database_pooler_url)
         self.ledgers = Ledgers(self.dsn, self.notifier)
-        self.work = Ledgers(self.dsn, self.notifier, "api-work", WORKER_LEDGERS)
-        self.leases = Ledgers(self.dsn, self.notifier, "api-lease", LEASE_LEDGERS)
-        self.payloads = Ledgers(self.dsn, self.notifier, "api-payload", WORKER_LEDGERS)
+        self.exchange_ledgers = Ledgers(self.dsn, self.notifier, "api-work", WORKER_LEDGERS)
+        self.lease_ledgers = Ledgers(self.dsn, self.notifier, "api-lease", LEASE_LEDGERS)
+        self.payload_ledgers = Ledgers(self.dsn, self.notifier, "api-payload", WORKER_LEDGERS)
         self.task_watch = self._task_watch()
         self.assets = LayerStore(self.dsn, notifier=self.notifier)
         self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
         self.follower = EventFollower(self.reads, self.notifier)
         self.old_system = self._old_system()
-        self.past = Past(self.reads)
+        self.past_runs = PastRuns(self.reads)
         self.changes = ChangeFollower(self.reads, self.alive_within)
         await self.reads.open()
         self.notifier.start()
@@ -144,7 +144,7 @@ class ApiServices:
             await self.changes.close()
             await self.follower.close()
             await self.notifier.close()
-            for ledgers in (self.ledgers, self.work, self.leases, self.payloads):
+            for ledgers in (self.ledgers, self.exchange_ledgers, self.lease_ledgers, self.payload_ledgers):
                 await ledgers.close()
             await self.assets.close()
             await self.upload_store.close()

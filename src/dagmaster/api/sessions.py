@@ -81,7 +81,7 @@ async def sign_in(services: Services, request: Request, response: Response, want
     text = parse_key(wanted.key)
     assert text is not None
     person = SignIn(key.name, tuple(key.scopes), key.platform_id, key.key_id, text.hash)
-    identity = await begin(services, request, response, person)
+    identity = await begin_session(services, request, response, person)
     return _info(services, identity.caller, identity)
 
 
@@ -101,7 +101,7 @@ async def sign_out(services: Services, request: Request, response: Response) -> 
     response.headers["Cache-Control"] = _NOT_STORED
 
 
-async def begin(services: ApiServices, request: Request, response: Response, person: SignIn) -> Identity:
+async def begin_session(services: ApiServices, request: Request, response: Response, person: SignIn) -> Identity:
     """Start a session and set its cookie. The earlier session of the request is ended."""
     sessions, request_id = services.keys.sessions, request_id_of(request)
     if earlier := identity_of(request).session:

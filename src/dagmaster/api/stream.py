@@ -92,7 +92,7 @@ def frame(update: Update) -> bytes:
             nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in update.nodes]
             return b"event: progress\ndata: %s\n\n" % orjson.dumps({"nodes": nodes})
         case None:
-            return b": still here\n\n"
+            return b": keep-alive\n\n"
         case events:
             return b"".join(map(_event_frame, events))
 

@@ -49,15 +49,15 @@ def stage_of(graph: Graph, definition_id: str) -> str:
 
 
 def state_of(graph: Graph, node: NodeSummary) -> str:
-    """For the engine a fan_out completes when all its children exist. For people it completes with its children."""
+    """For the engine a fan_out completes when all its children exist. For users it completes when they have ended."""
     if node.remaining and node.status in {NodeStatus.READY, NodeStatus.COMPLETED}:
         return str(NodeStatus.RUNNING)
-    if node.status is NodeStatus.COMPLETED and _lost_too_many(graph, node):
+    if node.status is NodeStatus.COMPLETED and _exceeds_tolerance(graph, node):
         return str(NodeStatus.FAILED if node.failed_count else NodeStatus.CANCELLED)
     return str(node.status)
 
 
-def _lost_too_many(graph: Graph, node: NodeSummary) -> bool:
+def _exceeds_tolerance(graph: Graph, node: NodeSummary) -> bool:
     """Whether more children failed or were cancelled than the fan_out tolerates."""
     definition = graph.workflow.nodes.get(node.parent_node_id or node.node_id)
     if node.total is None or not isinstance(definition, FanOutNode):

@@ -40,5 +40,5 @@ async def list_leases(
     "/database", operation_id="get_database_health", summary="Get the health of the database", responses=responses()
 )
 async def get_database_health(services: Services) -> DatabaseHealth:
-    """Sizes, dead rows, connections and the oldest transaction. Rows are the estimates of PostgreSQL."""
+    """Sizes, dead rows, connections and the oldest transaction. Numbers of rows are estimates of PostgreSQL."""
     return await services.reads.database_health()

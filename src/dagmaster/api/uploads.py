@@ -90,7 +90,7 @@ async def begin_upload(
     `{platform_id}/{name}`; an existing object is never overwritten. With a `sha256` the request may be repeated: for
     the same file, the response is the existing upload, which continues at its `offset_bytes` or is finished (200).
 
-    Uploads that are not finished are removed `UPLOAD_EXPIRY_HOURS` after their last bytes."""
+    An unfinished upload that gets no bytes for `UPLOAD_EXPIRY_HOURS` is removed."""
     check_version(request)
     info = await services.uploads.begin(upload or _described(upload_length, upload_metadata), caller)
     response.status_code = 200 if info.is_finished else 201

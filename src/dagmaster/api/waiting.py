@@ -91,11 +91,11 @@ def _waiting(node: NodeSummary, node_reasons: list[WaitReason]) -> WaitingNode:
 async def _children(
     services: ApiServices, job_id: UUID, brief: JobBrief, parent: str, *, after: str, limit: int
 ) -> WaitingNodes:
-    lines = await services.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
-    page = lines[:limit]
-    conditions = await _conditions(services, job_id, brief, [line.node_id for line in page])
-    waiting = [_waiting(line, own_reasons(line, conditions)) for line in page]
-    return WaitingNodes(status=brief.status, nodes=waiting, next=page[-1].node_id if len(lines) > limit else None)
+    children = await services.reads.unfinished_children(job_id, parent, limit=limit + 1, after=after)
+    page = children[:limit]
+    conditions = await _conditions(services, job_id, brief, [child.node_id for child in page])
+    waiting = [_waiting(child, own_reasons(child, conditions)) for child in page]
+    return WaitingNodes(status=brief.status, nodes=waiting, next=page[-1].node_id if len(children) > limit else None)
 
 
 async def _conditions(
@@ -207,7 +207,7 @@ def _expanding(node: NodeSummary, max_parallel: int | None, conditions: Conditio
 
 
 def own_reasons(node: NodeSummary, conditions: Conditions) -> list[WaitReason]:
-    """Why a node waits that does not wait for other nodes."""
+    """Why a node waits, if it does not wait for other nodes."""
     if node.not_before is not None:
         seconds = _between(conditions.now, node.not_before)
         error = f": {node.error_message.splitlines()[0]}" if node.error_message else ""

@@ -108,7 +108,7 @@ async def beat_worker(
 ) -> WorkerReceipt:
     requests.require_queues(heartbeat.queues, caller)
     info = requests.info_of(worker_id, heartbeat)
-    async with services.leases.one() as ledger:
+    async with services.lease_ledgers.acquire() as ledger:
         await ledger.beat_worker(info)
     return WorkerReceipt(worker_id=worker_id)
 
@@ -116,7 +116,7 @@ async def beat_worker(
 @router.delete("/{worker_id}", operation_id="retire_worker", summary="Stop a worker", responses=responses())
 async def retire_worker(services: Services, worker_id: OwnWorker) -> WorkerReceipt:
     """The worker is no longer listed. Tasks that it still holds are lost when their leases expire."""
-    async with services.leases.one() as ledger:
+    async with services.lease_ledgers.acquire() as ledger:
         await ledger.retire_worker(worker_id)
     return WorkerReceipt(worker_id=worker_id)
 
@@ -170,7 +170,7 @@ async def _exchange(
     requests.require_queues(demand.queues, caller)
     reports = requests.reports_of(sent.reports)
     lease_seconds = min(sent.lease_seconds, services.settings.task_lease_sec)
-    async with services.work.one() as ledger:
+    async with services.exchange_ledgers.acquire() as ledger:
         call = ledger.exchange if is_claiming else ledger.report
         response = await call(worker_id, reports, demand, lease_seconds=lease_seconds)
     return Response(requests.answer_of(response), media_type="application/json")
@@ -181,7 +181,7 @@ async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewR
     """Returns the tasks that the worker no longer holds; it must stop them."""
     held = [requests.running_of(each) for each in renewal.held]
     lease_seconds = min(renewal.lease_seconds, services.settings.task_lease_sec)
-    async with services.leases.one() as ledger:
+    async with services.lease_ledgers.acquire() as ledger:
         lost = await ledger.renew(worker_id, held, lease_seconds=lease_seconds)
     return TaskIds(task_ids=sorted(lost))
 
@@ -191,7 +191,7 @@ async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewR
 )
 async def take_stops(services: Services, worker_id: OwnWorker) -> TaskIds:
     """The tasks that must stop. Each is returned until it has ended."""
-    async with services.leases.one() as ledger:
+    async with services.lease_ledgers.acquire() as ledger:
         return TaskIds(task_ids=sorted(await ledger.take_stops(worker_id)))
 
 
@@ -225,7 +225,7 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 async def load_params(services: Services, worker_id: OwnWorker, task_id: TaskId) -> Response:
     """The params are streamed. If they turn out to be damaged, the connection is closed before the end."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
-    held = await _held(services, worker_id, attempt)
+    held = await _require_held(services, worker_id, attempt)
     if held.params_ref is None:
         raise Conflict("the params of this task were sent with the task", code="task.no-params-ref")
     return await stored_response(services.reads, job_id, held.params_ref)
@@ -248,9 +248,9 @@ async def read_results(
     """The results of the fan_out that `results_of` in the params of the task names: up to `limit`, and fewer if they
     are large."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
-    held = await _held(services, worker_id, attempt)
+    held = await _require_held(services, worker_id, attempt)
     node_id, window = requests.window_of(await _results_of(services, job_id, held), offset, limit)
-    async with services.payloads.one() as ledger:
+    async with services.payload_ledgers.acquire() as ledger:
         rows = await ledger.read_encoded_results(job_id, node_id, window.start, len(window)) if window else []
     results = [
         {name: getattr(row, name) for name in ("index", "node_id", "status", "output", "error_message")} for row in rows
@@ -262,7 +262,7 @@ async def _results_of(services: ApiServices, job_id: UUID, held: TaskReferences)
     """The field `results_of` of the params, which may be stored as a payload."""
     if held.params_ref is None:
         return held.results_of
-    async with services.payloads.one() as ledger:
+    async with services.payload_ledgers.acquire() as ledger:
         params = orjson.loads(await ledger.load_payload(job_id, held.params_ref))
     return params.get("results_of")
 
@@ -285,17 +285,17 @@ async def store_output(
 ) -> StoredOutput:
     """The response is the reference for the report. An output that is never reported is deleted."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
-    with _one_of_few(services.sending_outputs, caller):
+    with _limit_outputs(services.sending_outputs, caller):
         content = await _body_of(request)
         await asyncio.to_thread(requests.checked_payload, content)
-        await _held(services, worker_id, attempt)
-        async with services.payloads.one() as ledger:
+        await _require_held(services, worker_id, attempt)
+        async with services.payload_ledgers.acquire() as ledger:
             reference = await ledger.store_payload(job_id, content)
     return StoredOutput(**reference)
 
 
 @contextmanager
-def _one_of_few(sending: "Counter[str]", caller: Caller) -> Iterator[None]:
+def _limit_outputs(sending: "Counter[str]", caller: Caller) -> Iterator[None]:
     """Limit the outputs that a caller sends at once: each is in memory until it is stored."""
     if sending[caller.name] >= MAX_OUTPUTS:
         raise Unavailable(
@@ -329,8 +329,8 @@ async def _body_of(request: Request) -> bytes:
 )
 async def load_checkpoints(services: Services, worker_id: OwnWorker, task_id: TaskId) -> SavedCheckpoints:
     job_id, node_id, _ = attempt = requests.attempt_of(task_id)
-    await _held(services, worker_id, attempt)
-    async with services.payloads.one() as ledger:
+    await _require_held(services, worker_id, attempt)
+    async with services.payload_ledgers.acquire() as ledger:
         saved = await ledger.load_checkpoints(job_id, node_id)
     return SavedCheckpoints.model_validate({"checkpoints": [row.model_dump() for row in saved]})
 
@@ -349,12 +349,12 @@ async def save_checkpoint(
     name = requests.checked_checkpoint(checkpoint)
     if await services.reads.held_task(worker_id, *attempt) is None:
         return CheckpointReceipt(is_saved=False)
-    async with services.payloads.one() as ledger:
+    async with services.payload_ledgers.acquire() as ledger:
         is_saved = await ledger.save_checkpoint(Running(*attempt), name, checkpoint.data, checkpoint.artifacts)
     return CheckpointReceipt(is_saved=is_saved)
 
 
-async def _held(services: ApiServices, worker_id: UUID, attempt: tuple[UUID, str, int]) -> TaskReferences:
+async def _require_held(services: ApiServices, worker_id: UUID, attempt: tuple[UUID, str, int]) -> TaskReferences:
     held = await services.reads.held_task(worker_id, *attempt)
     if held is None:
         raise requests.not_held(worker_id)

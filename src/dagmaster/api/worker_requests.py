@@ -85,7 +85,7 @@ def demand_of(sent: TaskDemand) -> Demand:
         sent.light,
         tuple(_texts(sent.heavy_handlers, "a handler")),
         sent.heavy,
-        dict(zip(_texts(sent.rooms, "a queue"), sent.rooms.values(), strict=True)),
+        dict(zip(_texts(sent.free_slots, "a queue"), sent.free_slots.values(), strict=True)),
     )
 
 

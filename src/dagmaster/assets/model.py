@@ -224,8 +224,8 @@ class AssetRevision(Record):
 
 class AssetSubmission(Record):
     """A request of a platform and its outcome. It exists before the response is sent; a repeated request id gets its
-    response from it. If it has a `callback_url`, `notified_status` is its last status for which callbacks were recorded
-    or which causes none."""
+    response from it. If it has a `callback_url`, `notified_status` is the last status that was processed: its callbacks
+    were recorded, or it causes none."""
 
     table: ClassVar[Table] = Table(
         "asset_submissions",
@@ -306,9 +306,9 @@ class LayerMetadata(Record):
 
 
 class CatalogLayer(Record):
-    """A layer as portals see it: the published projection of its metadata and of the STAC collection.
+    """A layer as portals see it: what is published of its metadata and of the STAC collection.
 
-    There is a row only while the asset is published: whatever withdraws it removes the row in the same transaction.
+    There is a row only while the asset is published: withdrawing the asset removes it in the same transaction.
     `metadata` is what was edited, as it was when it was published; `digest` changes with it. The texts are those of the
     collection where nothing was edited. The version is the latest one."""
 
@@ -436,7 +436,7 @@ class ApiKey(Record):
 class WebSession(Record):
     """A browser whose user has signed in, with a key or, without `key_id`, at an OIDC issuer. The secret is not stored:
     `secret_hash` is its SHA-256. `key_hash` is that of the key's secret: the session ends when that secret is no longer
-    accepted. Name, scopes and platform of a session by key are those of the key at each request."""
+    accepted. A session that began with a key always has the current name, scopes and platform of the key."""
 
     table: ClassVar[Table] = Table(
         "web_sessions",

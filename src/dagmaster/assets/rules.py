@@ -95,7 +95,7 @@ def submit(
     )
     return SubmissionDecision(
         SubmissionOutcome.NEW_REVISION,
-        _with(asset, revised),
+        _with_version(asset, revised),
         revised.ordinal,
         revised.revision,
         supersedes=target.revision if target.processing in IN_PROGRESS else None,
@@ -118,7 +118,7 @@ def approve(
     before is published again, unless the reviewer names the newest one as `revision`.
     """
     version = _present_version(asset, ordinal)
-    is_republished = revision is None and _has_only_approved(version)
+    is_republished = revision is None and _falls_back_to_approved(version)
     if not is_republished:
         _require_processed(version)
     if version.approval == ApprovalState.APPROVED and not version.is_unpublished:
@@ -132,7 +132,7 @@ def approve(
     published = replace(version, is_unpublished=False)
     if not is_republished:
         published = replace(published, approval=ApprovalState.APPROVED, approved_revision=version.revision)
-    state = replace(_with(asset, published), clearance=_clearance_for_approval(asset, clearance))
+    state = replace(_with_version(asset, published), clearance=_clearance_for_approval(asset, clearance))
     return ActionResult(state, _exports_due(asset, state), _withdrawals_due(asset, state))
 
 
@@ -151,7 +151,7 @@ def reject(asset: AssetState, ordinal: int, *, reason: str) -> ActionResult:
         )
     if version.approval == ApprovalState.REJECTED:
         raise Conflict(f"version {ordinal} is rejected already", code="version.already-rejected")
-    return ActionResult(_with(asset, replace(version, approval=ApprovalState.REJECTED)))
+    return ActionResult(_with_version(asset, replace(version, approval=ApprovalState.REJECTED)))
 
 
 def clear(asset: AssetState, clearance: Clearance) -> ActionResult:
@@ -181,7 +181,7 @@ def delete(asset: AssetState, ordinal: int | None = None) -> ActionResult:
     must be cleared again."""
     if ordinal is not None:
         version = _present_version(asset, ordinal)
-        state = _with(asset, replace(version, is_deleted=True))
+        state = _with_version(asset, replace(version, is_deleted=True))
         return ActionResult(state, withdrawals_due=_withdrawals_due(asset, state))
     _require_present(asset)
     deleted = tuple(replace(version, is_deleted=True) for version in asset.versions)
@@ -229,8 +229,8 @@ def _is_complete(version: AssetVersionState) -> bool:
     return is_available and version.processing == ProcessingState.COMPLETED
 
 
-def _has_only_approved(version: AssetVersionState) -> bool:
-    """Whether an unpublished version has no revision but the approved one that can be published."""
+def _falls_back_to_approved(version: AssetVersionState) -> bool:
+    """Whether approving an unpublished version publishes its approved revision again, because the newest one failed."""
     has_failed = version.processing == ProcessingState.FAILED
     return has_failed and version.is_unpublished and version.approved_revision not in (None, version.revision)
 
@@ -271,7 +271,7 @@ def _withdraw(
         raise Conflict(f"{what} published", code="version.not-published")
     state = asset
     for version in chosen:
-        state = _with(state, change(version))
+        state = _with_version(state, change(version))
     return ActionResult(state, withdrawals_due=_withdrawals_due(asset, state))
 
 
@@ -303,7 +303,7 @@ def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[Edition, ..
     return tuple(sorted(public_editions(before) - public_editions(after)))
 
 
-def _with(asset: AssetState, version: AssetVersionState) -> AssetState:
+def _with_version(asset: AssetState, version: AssetVersionState) -> AssetState:
     versions = tuple(version if known.ordinal == version.ordinal else known for known in asset.versions)
     return replace(asset, versions=versions)
 

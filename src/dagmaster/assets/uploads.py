@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from dagmaster.errors import InvalidRequest
 
 SUFFIX_CHARACTERS = 8
-_DIGITS_OF_SIZE = 19  # a number of 63 bits has at most this many
+_MAX_DIGITS = 19  # of a number with 63 bits
 
 
 def prefix_of(platform_id: str) -> str:
@@ -26,7 +26,7 @@ def with_suffix(name: str, suffix: str) -> str:
 
 def parse_size(text: str, header: str) -> int:
     """The number in `Upload-Offset` or `Upload-Length`."""
-    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS_OF_SIZE:
+    if not (text.isascii() and text.isdigit()) or len(text) > _MAX_DIGITS:
         raise InvalidRequest(f"{header} is not a number of bytes", code="upload.bad-header", header=header)
     return int(text)
 

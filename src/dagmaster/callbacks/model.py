@@ -100,8 +100,8 @@ class CallbackSubscriber(Record):
 
 
 class CallbackDelivery(Record):
-    """One attempt. Without `finished_at` it is under way, or its process died: whether the receiver got it is
-    unknown. The response's body is not kept."""
+    """One attempt to deliver a callback. Without `finished_at` it is in progress, or its process died: whether the
+    receiver got the callback is unknown. The body of the response is not stored."""
 
     table: ClassVar[Table] = Table(
         "callback_deliveries",

@@ -46,8 +46,8 @@ class Consequence:
     delay_seconds: float | None = None
 
 
-def after(attempt: DeliveryAttempt, tries: int, *, max_tries: int, random: Random) -> Consequence:
-    """`tries` counts the attempts so far, including this one."""
+def consequence_of(attempt: DeliveryAttempt, tries: int, *, max_tries: int, random: Random) -> Consequence:
+    """What follows an attempt. `tries` counts the attempts so far, including this one."""
     if attempt.is_success:
         return Consequence(CallbackState.DELIVERED)
     if attempt.is_final or attempt.status_code == HTTPStatus.GONE or tries >= max_tries:

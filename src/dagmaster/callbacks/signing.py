@@ -5,7 +5,7 @@
     webhook-signature   "v1,<base64>" for each secret, separated by spaces
 
 The signature is an HMAC-SHA-256 over "id.timestamp.body". A secret is "whsec_" and the key in base64. While a secret is
-replaced, a callback has a signature of each valid one, so that the receiver may switch at any time.
+being replaced, a callback has a signature of each valid one, so that the receiver may switch at any time.
 """
 
 import base64
@@ -76,7 +76,7 @@ def _key_of(secret: str) -> bytes:
         raise InvalidRequest(
             "the secret of the webhook is not valid",
             code="callback.bad-secret",
-            hint=f"a secret is {PREFIX} and {_MIN_KEY_LENGTH} to {_MAX_KEY_LENGTH} bytes in base64",
+            hint=f"a secret is {PREFIX} followed by {_MIN_KEY_LENGTH} to {_MAX_KEY_LENGTH} bytes in base64",
         )
     return key
 

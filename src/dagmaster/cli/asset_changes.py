@@ -26,7 +26,7 @@ _NEXT_STEPS = {
 
 
 class SeenAsset:
-    """An asset as the command has read it. Changes are refused if it has changed since, or since the given ETag."""
+    """An asset as the command has read it. A change is refused if its ETag, or the given one, is no longer current."""
 
     def __init__(self, state: State, name: str, etag: str | None = None) -> None:
         self._state = state
@@ -48,20 +48,20 @@ class SeenAsset:
         with self._advise_on_conflict():
             return self._state.client.delete_asset(self.info.asset_id, version=version, reason=reason, etag=self._etag)
 
-    def part(self, version: int | None) -> str:
+    def name_of(self, version: int | None) -> str:
         """The name of a version, or of the whole asset."""
         return self.name if version is None else f"version {version} of {self.name}"
 
     def is_confirmed(self, verb: str, version: int | None) -> bool:
         count = sum(each.deleted_at is None for each in self.info.versions)
         versions_text = f" with {counted(count, 'version')}" if version is None else ""
-        return self._state.confirm(f"{verb} {self.part(version)}{versions_text}?")
+        return self._state.confirm(f"{verb} {self.name_of(version)}{versions_text}?")
 
     def version_to_decide(self, verb: str) -> int:
-        """The version that waits for review; to approve, if none waits, the one that was rejected or unpublished."""
-        waiting = [version for version in self._present if version.approval_state == "pending_review"]
+        """The version that waits for review. If none waits: for `approve`, the one that was rejected or unpublished."""
+        waiting = [version for version in self._existing_versions if version.approval_state == "pending_review"]
         if not waiting and verb == "approve":
-            waiting = [v for v in self._present if v.unpublished_at or v.approval_state == "rejected"]
+            waiting = [v for v in self._existing_versions if v.unpublished_at or v.approval_state == "rejected"]
         if len(waiting) == 1:
             return waiting[0].version_ordinal
         if waiting:
@@ -75,7 +75,7 @@ class SeenAsset:
 
     def version_to_show(self, revision: int | None) -> tuple[int, int | None]:
         """The version and revision that wait for review, or else the latest approved version."""
-        waiting = [version for version in self._present if _is_to_review(version)]
+        waiting = [version for version in self._existing_versions if _is_to_review(version)]
         if waiting:
             return waiting[-1].version_ordinal, revision or waiting[-1].revision
         if self.info.latest_approved_version_ordinal is None:
@@ -87,7 +87,7 @@ class SeenAsset:
         return self.info.latest_approved_version_ordinal, revision
 
     @property
-    def _present(self) -> list[VersionInfo]:
+    def _existing_versions(self) -> list[VersionInfo]:
         return [version for version in self.info.versions if version.deleted_at is None]
 
     @contextmanager
@@ -117,9 +117,9 @@ def _changes(error: DagmasterError) -> Iterator[str]:
 
 
 def next_steps(asset: AssetInfo) -> list[str]:
-    """What has to be done about the versions of an asset, as commands."""
-    present = [version for version in asset.versions if version.deleted_at is None]
-    return [step for version in present if (step := _next_step(asset, version))]
+    """What to do next about each version of an asset, with the commands."""
+    existing = [version for version in asset.versions if version.deleted_at is None]
+    return [step for version in existing if (step := _next_step(asset, version))]
 
 
 def approve_command(asset: AssetInfo, ordinal: int) -> str:
@@ -147,7 +147,7 @@ def _next_step(asset: AssetInfo, version: VersionInfo) -> str | None:
 
 
 def maps_url_of(state: State) -> str | None:
-    """The map server of the platform that this command uses, if it is known."""
+    """The URL of the map server of the platform that this command uses, if it is known."""
     from dagmaster.client.discovery import find_maps
 
     if (state.server or state.settings.server_url) and not state.settings.public_url:

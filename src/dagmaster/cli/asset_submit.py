@@ -229,7 +229,7 @@ def _print_result(state: State, response: "Json", result: "AssetSubmissionResult
     if not result.is_dry_run:
         if result.job_id:
             state.note(f"watch it with: dagmaster jobs watch {result.job_id}")
-        state.note(f"then see the next steps with: dagmaster assets show {result.dataset_id}")
+        state.note(f"see the next steps with: dagmaster assets show {result.dataset_id}")
     return code
 
 
@@ -237,15 +237,16 @@ _OUTCOME_TEXTS = {
     "new_asset": "a new asset",
     "new_version": "a new version",
     "new_revision": "a new revision",
-    "already_processing": "data that is already being processed",
-    "already_completed": "data that was processed before; --force processes it again",
+    "already_processing": "the same data is already being processed",
+    "already_completed": "the same data was processed before; --force processes it again",
 }
 
 
 def _outcome_text(result: "AssetSubmissionResult") -> str:
     what = _OUTCOME_TEXTS.get(str(result.outcome), str(result.outcome))
     version = f"version {result.version_ordinal} ({result.version_label}), revision {result.revision}"
-    return f"{'would be ' if result.is_dry_run else ''}{what}: {result.dataset_id}, {version}"
+    would_be = "would be " if result.is_dry_run and str(result.outcome).startswith("new_") else ""
+    return f"{would_be}{what}: {result.dataset_id}, {version}"
 
 
 def _facts(result: "AssetSubmissionResult") -> dict[str, str | None]:

@@ -121,7 +121,7 @@ def approve(state: State, /, *, asset: str, version: int | None, etag: str | Non
     seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.version_to_decide("approve")
     response = seen.change("approve", version=ordinal, **request)
-    state.print_result(response, f"{seen.part(ordinal)} is approved")
+    state.print_result(response, f"{seen.name_of(ordinal)} is approved")
     if not state.json:
         _note_map(state, response, ordinal)
 
@@ -138,7 +138,7 @@ def reject(state: State, /, *, asset: str, version: int | None, etag: str | None
     seen = _seen(state, asset, etag)
     ordinal = version if version is not None else seen.version_to_decide("reject")
     response = seen.change("reject", version=ordinal, **request)
-    state.print_result(response, f"{seen.part(ordinal)} is rejected")
+    state.print_result(response, f"{seen.name_of(ordinal)} is rejected")
 
 
 @assets.command("clear")
@@ -180,7 +180,7 @@ def unpublish(state: State, *, asset: str, version: int | None, reason: str | No
     if not yes and not seen.is_confirmed("Unpublish", version):
         return 1
     response = seen.change("unpublish", version=version, reason=reason)
-    state.print_result(response, f"{seen.part(version)} is unpublished")
+    state.print_result(response, f"{seen.name_of(version)} is unpublished")
     return 0
 
 
@@ -198,7 +198,7 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
     seen = _seen(state, asset, etag)
     response = seen.change("export", version=version, reason=reason)
     state.print_result(
-        response, f"the export of {seen.part(version)} will start; `dagmaster assets show` shows its state"
+        response, f"the export of {seen.name_of(version)} will start; `dagmaster assets show` shows its state"
     )
 
 
@@ -215,7 +215,7 @@ def delete(state: State, *, asset: str, version: int | None, reason: str | None,
     if not yes and not seen.is_confirmed("Delete", version):
         return 1
     response = seen.delete(version=version, reason=reason)
-    state.print_result(response, f"{seen.part(version)} is deleted")
+    state.print_result(response, f"{seen.name_of(version)} is deleted")
     return 0
 
 
@@ -249,8 +249,9 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
         return
     signed = read(SignedLink, response)
     state.say(signed.map_url)
-    revised = f", revision {revision}" if revision else ""
-    state.note(f"{seen.part(version)}{revised}, until {at(signed.expires_at)} UTC; TileJSON:\n  {signed.tilejson_url}")
+    revision_text = f", revision {revision}" if revision else ""
+    until = f"until {at(signed.expires_at)} UTC"
+    state.note(f"{seen.name_of(version)}{revision_text}, {until}; TileJSON:\n  {signed.tilejson_url}")
 
 
 def _note_map(state: State, response: "Json", ordinal: int) -> None:

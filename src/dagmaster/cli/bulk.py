@@ -74,7 +74,8 @@ def _print(state: State, report: BulkReport) -> None:
 def _rerun_text(result: BulkResult) -> str:
     children = sum(result.children.values())
     nodes = counted(len(result.nodes), "node") if result.nodes else ""
-    return ", ".join(part for part in (nodes, f"{children} children" if children else "") if part)
+    children_text = counted(children, "child", "children") if children else ""
+    return ", ".join(part for part in (nodes, children_text) if part)
 
 
 _COLUMNS: list[Column[BulkResult]] = [

@@ -94,13 +94,13 @@ class State:
         return key_for(self.settings, server=self.server, chosen=self.key)
 
     def is_log_json(self) -> bool:
-        """Whether logs are JSON, even if another setting is invalid."""
+        """Whether logs are JSON. Does not fail if other settings are invalid."""
         from dagmaster import settings
 
         return settings.repaired().log_format == "json"
 
     def log(self) -> None:
-        """Configure logging, for commands that run parts of the engine: otherwise logs go to standard output."""
+        """Configure logging, for commands that run parts of the engine; without this, logs go to standard output."""
         from dagmaster.observe import log
 
         log.configure("debug" if self.verbose else "warning", self.settings.log_format)
@@ -155,7 +155,7 @@ class State:
             text()
 
     def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
-        """Print the lines `about`, then ask on the terminal."""
+        """Print the lines `about`, then ask for confirmation on the terminal."""
         if self.json or not sys.stdin.isatty():
             raise InvalidRequest(
                 "confirmation is required, but --json is given or the input is not a terminal",
@@ -180,18 +180,18 @@ class State:
         *,
         what: str | None = None,
     ) -> None:
-        """Print the entries of a page, for people with `show`. A note says if the page is empty, or how to get the
-        next one, whose cursor is the second part of `page`."""
-        entries, following = page
+        """Print a page: its entries, and the cursor of the next page. `show` prints the entries for people; a note says
+        if there are none, or how to get the next page."""
+        entries, next_cursor = page
         if self.json:
-            self.emit({name: entries, "next": following})
+            self.emit({name: entries, "next": next_cursor})
             return
         if entries:
             show(self, entries)
         else:
             self.note(f"no {what or name}")
-        if following is not None:
-            self.note(f"more with: --after {shlex.quote(str(following))}")
+        if next_cursor is not None:
+            self.note(f"more with: --after {shlex.quote(str(next_cursor))}")
 
 
 def write(stream: TextIO, text: str) -> None:

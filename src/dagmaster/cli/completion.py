@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from dagmaster.client.json_client import JsonClient
 
 _TIMEOUT_SECONDS = 0.4
-_MOST = 50
+_MAX_ITEMS = 50
 _VARIABLE = "_DAGMASTER_COMPLETE"
-# Other characters are special in a shell.
-_PLAIN = re.compile(r"[\w.:-]+")
+# Other characters have a special meaning in shells.
+_SAFE = re.compile(r"[\w.:-]+")
 _SETUP = {
     "bash": 'eval "$(dagmaster completion bash)"  # in ~/.bashrc',
     "zsh": 'eval "$(dagmaster completion zsh)"  # in ~/.zshrc, after compinit',
@@ -55,7 +55,7 @@ def _completing(read: "Callable[[JsonClient], list[CompletionItem]]") -> Complet
             items = read(_client(context))
         except Exception:  # completion fails silently
             return []
-        return [item for item in items if item.value.startswith(incomplete) and _PLAIN.fullmatch(item.value)]
+        return [item for item in items if item.value.startswith(incomplete) and _SAFE.fullmatch(item.value)]
 
     return complete
 
@@ -76,7 +76,7 @@ def _workflows(client: "JsonClient") -> list[CompletionItem]:
 
 
 def _jobs(client: "JsonClient") -> list[CompletionItem]:
-    jobs, _ = client.jobs(_MOST)
+    jobs, _ = client.jobs(_MAX_ITEMS)
     return _items(jobs, "job_id", lambda job: f"{job['workflow_id']} {job['status']}")
 
 
@@ -85,7 +85,7 @@ def _queues(client: "JsonClient") -> list[CompletionItem]:
 
 
 def _assets(client: "JsonClient") -> list[CompletionItem]:
-    assets, _ = client.assets(_MOST)
+    assets, _ = client.assets(_MAX_ITEMS)
     return _items(assets, "dataset_id", lambda asset: f"{asset['platform_id']}, {asset['clearance_state']}")
 
 

@@ -34,10 +34,10 @@ def _schema(state: State) -> Schema:
         return state.client
     from dagmaster.cli.direct_schema import DirectSchema
 
-    return DirectSchema(_administrator(state), state.settings)
+    return DirectSchema(_administrator_dsn(state), state.settings)
 
 
-def _administrator(state: State) -> str:
+def _administrator_dsn(state: State) -> str:
     """The connection string for changes of the schema."""
     from dagmaster.database.token_login import administrator
 
@@ -145,7 +145,7 @@ def gateway_role(state: State) -> None:
     """
     from dagmaster.operations.schema import gateway_database_url
 
-    url = gateway_database_url(_administrator(state))
+    url = gateway_database_url(_administrator_dsn(state))
     state.print_result({"gateway_database_url": url}, url)
 
 

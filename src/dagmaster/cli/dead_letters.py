@@ -1,4 +1,4 @@
-"""`dagmaster dead-letters`: list messages that could not be processed, and replay them."""
+"""`dagmaster dead-letters`: list messages that could not be processed and tasks that were given up, and replay them."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @click.group("dead-letters", cls=Group)
 def dead_letters() -> None:
-    """List messages that could not be processed, and replay them."""
+    """List messages that could not be processed and tasks that were given up, and replay them."""
 
 
 @dead_letters.command("ls")

@@ -37,8 +37,7 @@ _SCENE = "landscape.tif"
 _DATASET = "landscape"
 _MARK = ".dagmaster-demo"
 _OVERLAP = 0  # all tiles lie on one grid, so neighbours fit without an overlap
-# The demo ignores these settings.
-_UNSET = (
+_IGNORED_SETTINGS = (
     "POSTGRES_HOST",
     "PUBLIC_URL",
     "STORAGE_FOLDER",
@@ -48,7 +47,7 @@ _UNSET = (
     "SCRATCH_FOLDER",
 )
 _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
-_IN_OBJECT_STORE = "dagmaster-demo-"  # prefix of containers in object stores; every demo empties and uses them
+_CONTAINER_PREFIX = "dagmaster-demo-"  # in object stores; every demo empties and uses these containers
 
 
 @click.command(cls=Command)
@@ -119,7 +118,7 @@ def _clear(folder: Path, cluster: "Cluster") -> None:
 
     if not folder.exists():
         if not cluster.is_running():
-            cluster.remove()  # root's cluster is outside of the folder, and stays if that is deleted by hand
+            cluster.remove()  # that of root is outside of the folder, and remains if the folder is deleted by hand
         return
     if not (folder / _MARK).exists() and any(folder.iterdir()):
         raise Conflict(
@@ -170,14 +169,14 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
 
     settings = _own_settings(state, folder)
     containers = {name.upper(): value for name, value in _containers(state.settings).items()}
-    overrides = {**dict.fromkeys(_UNSET, ""), **containers}
+    overrides = {**dict.fromkeys(_IGNORED_SETTINGS, ""), **containers}
     local = local_platform(state, settings, overrides={**overrides, **processes_for(settings)})
     return local, open_storage(settings)
 
 
 def _own_settings(state: State, folder: Path) -> "Settings":
     """The settings of the demo's platform. Its API uses a free port: another platform may use the default one."""
-    own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_UNSET)}
+    own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_IGNORED_SETTINGS)}
     own |= {
         **_containers(state.settings),
         "data_folder": folder,
@@ -190,7 +189,7 @@ def _own_settings(state: State, folder: Path) -> "Settings":
 
 def _containers(settings: "Settings") -> dict[str, str]:
     return {
-        name: value if settings.backend_of(value) == "folder" else f"{_IN_OBJECT_STORE}{value}"
+        name: value if settings.backend_of(value) == "folder" else f"{_CONTAINER_PREFIX}{value}"
         for name, value in _CONTAINERS.items()
     }
 
@@ -238,7 +237,7 @@ def _run(state: State, local: "LocalPlatform", storage: "Storage", scene: "Locat
     ingestion = Ingestion(_DATASET, LARGE_RASTER, scene.container, blobs, parameters, storage, previews)
     submit(state, ingestion)
     job_id = str(ingestion.job_id)
-    watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.tend, heartbeat_seconds=5.0)
+    watch(state, job_id, Reconnection(state.note, job_id), on_tick=local.supervise, heartbeat_seconds=5.0)
     page = JobPage.fetch(state.client, job_id)
     if page.detail.job.status != "completed":
         return _print_failure(state, page)

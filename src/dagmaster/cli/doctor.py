@@ -33,7 +33,8 @@ def doctor(state: State) -> int:
     )
     if state.json:
         counts = {"is_healthy": not problems, "problems": problems, "warnings": warnings}
-        state.emit({**counts, "findings": [{"check": check, **each.public()} for check, each in findings]})
+        shown = [{"check": check, **each._asdict(), "found": each.observation} for check, each in findings]
+        state.emit({**counts, "findings": shown})  # `found` is the former name of `observation`
         return 1 if problems else 0
     skipped: dict[str, list[str]] = {}
     for check, each in findings:

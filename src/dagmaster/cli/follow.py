@@ -20,7 +20,7 @@ from dagmaster.client.outcome import JobOutcome
 from dagmaster.quantities import counted
 
 _TICK_SECONDS = 0.25
-_POLL_SECONDS = 2.0  # polls are needed because reports of progress are not events
+_POLL_SECONDS = 2.0  # if the stream of events signals no change: it may be interrupted
 _QUIET_SECONDS = 2.0
 
 
@@ -111,7 +111,8 @@ def _state_of(detail: JobDetail) -> object:
 
 
 def _wait_for_events(feed: Feed, drawn_at: float) -> bool:
-    """Whether there are new events. Returns half a tick after `drawn_at` or later: a busy job has many events."""
+    """Wait for events, up to a tick; returns whether there are any. It returns half a tick after `drawn_at` or later:
+    a job with many events is not redrawn for each of them."""
     has_events = feed.wait(_TICK_SECONDS)
     time.sleep(max(0.0, drawn_at + _TICK_SECONDS / 2 - time.monotonic()))
     return has_events

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
     from dagmaster.client.models.operations import WorkerSummary
 
-_MOST = 1000
+_MAX_PROCESSES = 1000
 _MAX_HANDLERS_SHOWN = 6
-_limit = limit_option(_MOST, default=50)
+_limit = limit_option(_MAX_PROCESSES, default=50)
 _all = click.option("--all", "is_all", is_flag=True, help="Also list processes without a recent heartbeat")
 
 
@@ -42,8 +42,8 @@ def list_workers(state: State, is_all: bool, limit: int) -> None:
         Column("handlers", _handlers, drop=5, is_long=True),
         Column("runs", _running, drop=2, is_long=True),
     ]
-    lines = [line for line in state.client.workers(_MOST)[0] if is_all or line.get("is_alive")]
-    _print(state, "worker", lines, limit, columns=columns, kind=WorkerSummary)
+    responses = [response for response in state.client.workers(_MAX_PROCESSES)[0] if is_all or response.get("is_alive")]
+    _print(state, "worker", responses, limit, columns=columns, kind=WorkerSummary)
 
 
 @click.group(cls=Group)
@@ -65,13 +65,15 @@ def list_orchestrators(state: State, is_all: bool, limit: int) -> None:
         Column("started (UTC)", lambda orchestrator: at(orchestrator.started_at), drop=3),
         Column("jobs", lambda orchestrator: str(orchestrator.job_count), is_number=True),
     ]
-    lines = [line for line in state.client.orchestrators(_MOST)[0] if is_all or line.get("is_alive")]
-    _print(state, "orchestrator", lines, limit, columns=columns, kind=OrchestratorSummary)
+    responses = [
+        response for response in state.client.orchestrators(_MAX_PROCESSES)[0] if is_all or response.get("is_alive")
+    ]
+    _print(state, "orchestrator", responses, limit, columns=columns, kind=OrchestratorSummary)
 
 
 def _process_columns(drop: int) -> list[Column[Any]]:
     return [
-        Column("state", lambda instance: "alive" if instance.is_alive else "gone", is_state=True),
+        Column("state", lambda instance: "alive" if instance.is_alive else "no_heartbeat", is_state=True),
         Column("heartbeat", lambda instance: duration(instance.heartbeat_age_seconds), is_number=True),
         Column("process", lambda instance: f"{one_line(instance.host)} {instance.pid}", drop=drop, is_long=True),
         Column("version", lambda instance: one_line(instance.software_version), drop=drop + 1),
@@ -81,17 +83,17 @@ def _process_columns(drop: int) -> list[Column[Any]]:
 def _print(
     state: State,
     role: str,
-    lines: "list[Json]",
+    responses: "list[Json]",
     limit: int,
     *,
     columns: Sequence[Column[Any]],
     kind: "type[BaseModel]",
 ) -> None:
     if state.json:
-        state.emit({f"{role}s": lines[:limit]})
-    elif lines:
-        print_records(state, columns, kind, lines[:limit])
-        if len(lines) > limit:
+        state.emit({f"{role}s": responses[:limit]})
+    elif responses:
+        print_records(state, columns, kind, responses[:limit])
+        if len(responses) > limit:
             state.note(f"only the first {counted(limit, role)}; more with --limit")
     else:
         state.note(f"no {role} is alive; start one with `dagmaster {role}`, or `dagmaster up`")

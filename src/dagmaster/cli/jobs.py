@@ -304,10 +304,10 @@ def events(state: State, *, job: str, node: str | None, limit: int, after: int, 
     if follow:
         _require_node(state, job_id, node)
         return _follow_events(state, job_id, node, after)
-    page, following = state.client.events(job_id, limit, after, node)
+    page, next_cursor = state.client.events(job_id, limit, after, node)
     if not page:
         _require_node(state, job_id, node)
-    state.print_page("events", (page, _number(following)), partial(_print_lines, _event_text))
+    state.print_page("events", (page, _number(next_cursor)), partial(_print_lines, _event_text))
     return 0
 
 
@@ -389,8 +389,8 @@ def nodes(
 ) -> None:
     """List a job's nodes, or with --parent the children of a fan_out, a page at a time."""
     client = state.client
-    page, following = client.nodes(client.find_job(job), limit, after, parent=parent, status=status)
-    state.print_page("nodes", (page, _number(following)), _print_nodes)
+    page, next_cursor = client.nodes(client.find_job(job), limit, after, parent=parent, status=status)
+    state.print_page("nodes", (page, _number(next_cursor)), _print_nodes)
 
 
 def _print_nodes(state: State, page: "list[Json]") -> None:

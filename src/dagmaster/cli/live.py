@@ -187,7 +187,7 @@ class JsonLines:
         if detail.job.stop_reason:
             facts["stop"] = detail.job.stop_reason
         if blockers:
-            facts["held_up"] = list(blockers)
+            facts["blockers"] = facts["held_up"] = list(blockers)  # `held_up` is the former name
         if facts != self._last:
             self._last = facts
             self._state.emit({**facts, "seconds": round(detail.seconds, 3)}, line=True)

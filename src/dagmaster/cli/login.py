@@ -28,7 +28,7 @@ def login(state: State) -> None:
         raise InvalidRequest(
             "authentication is disabled on this platform: commands need no key",
             code="login.not-needed",
-            hint="start it with AUTH_ENABLED=true",
+            hint="to require keys, start the platform with AUTH_ENABLED=true",
         )
     if state.json:
         state.emit({**caller, "file": str(file)})

@@ -8,8 +8,8 @@ import sys
 from typing import TextIO
 
 _NOT_ASCII = re.compile("[^\x00-\x7f]")
-_DEGRADE = "dagmaster.degrade"
-_PLAIN = dict(zip("–—×✔✖■▶»·━╸╺’", "--x+x#>>.---'", strict=True)) | {"…": "...", "→": "->"}
+_ERROR_HANDLER = "dagmaster.degrade"
+_SIMILAR = dict(zip("–—×✔✖■▶»·━╸╺’", "--x+x#>>.---'", strict=True)) | {"…": "...", "→": "->"}
 
 
 def ascii_json(text: str) -> str:
@@ -28,11 +28,11 @@ def is_unicode(encoding: str | None) -> bool:
 
 def prepare_streams() -> None:
     """Let standard output and error accept any text. Called once, before anything is written."""
-    codecs.register_error(_DEGRADE, _degraded)
+    codecs.register_error(_ERROR_HANDLER, _replace_missing)
     sys.stdout, sys.stderr = _opened(sys.stdout, 1), _opened(sys.stderr, 2)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=_DEGRADE)
+            stream.reconfigure(errors=_ERROR_HANDLER)
 
 
 def _opened(stream: TextIO | None, number: int) -> TextIO:
@@ -46,12 +46,12 @@ def _opened(stream: TextIO | None, number: int) -> TextIO:
     return os.fdopen(number, "w")
 
 
-def _degraded(error: UnicodeError) -> tuple[str, int]:
+def _replace_missing(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(character) or _spelled(character) for character in missing), error.end
+    return "".join(_SIMILAR.get(character) or _escaped(character) for character in missing), error.end
 
 
-def _spelled(character: str) -> str:
+def _escaped(character: str) -> str:
     return character.encode("ascii", "backslashreplace").decode()

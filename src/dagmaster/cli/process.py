@@ -232,7 +232,7 @@ def _on_own_platform(state: State, ingestion: "Ingestion") -> int:
     with stopping_on_signals(local):
         state.announce(f"no platform is running; starting one for {ingestion.subject} …")
         with local.running():
-            code = follow(state, ingestion, lambda: local.maps_url, on_tick=local.tend, is_own=True)
+            code = follow(state, ingestion, lambda: local.maps_url, on_tick=local.supervise, is_own=True)
     _print_end(state, ingestion, local, code)
     return code
 
@@ -250,8 +250,8 @@ def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", cod
             f"and watch it with:\n  dagmaster jobs watch{chosen} {ingestion.job_id}"
         )
     else:
-        serve = "To serve the addresses above again, run" if local.maps_url else "Serve it with"
-        why = "To see details, start it again with" if code else serve
+        serve = "To serve the addresses above again, run" if local.maps_url else "Serve the results with"
+        why = "To see details, start the platform again with" if code else serve
         state.announce(f"everything stopped; the files stay. {why}:\n  dagmaster up{chosen}")
 
 

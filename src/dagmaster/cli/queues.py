@@ -27,8 +27,8 @@ def queues() -> None:
 @pass_state
 def list_queues(state: State) -> None:
     """List queues: their length, the age of the oldest task, live workers, limits."""
-    lines = state.client.queues()
-    state.print_result({"queues": lines}, lambda: _print_queues(state, lines))
+    responses = state.client.queues()
+    state.print_result({"queues": responses}, lambda: _print_queues(state, responses))
 
 
 @queues.command("pause")
@@ -56,7 +56,7 @@ def limit(state: State, queue: str, max_running: str) -> None:
     is_number = max_running.isascii() and max_running.isdigit()
     if is_number and int(max_running) == 0:
         raise click.BadParameter(
-            f"must be at least 1; to stop it, run: dagmaster queues pause {queue}", param_hint="'N|none'"
+            f"must be at least 1; to stop the queue, run: dagmaster queues pause {queue}", param_hint="'N|none'"
         )
     if max_running != "none" and not is_number:
         raise click.BadParameter("expected a number of tasks, or `none`", param_hint="'N|none'")
@@ -65,11 +65,11 @@ def limit(state: State, queue: str, max_running: str) -> None:
 
 def _set_queue(state: State, name: str, **changed: "bool | int | None") -> None:
     """Change some settings of a queue. The others are not sent, so that a simultaneous change of them is kept."""
-    line = state.client.set_queue(name, **changed)
-    state.print_result(line, lambda: _print_queues(state, [line]))
+    response = state.client.set_queue(name, **changed)
+    state.print_result(response, lambda: _print_queues(state, [response]))
 
 
-def _print_queues(state: State, lines: "list[Json]") -> None:
+def _print_queues(state: State, responses: "list[Json]") -> None:
     from dagmaster.client.models.operations import QueueSummary
 
     columns: list[Column[QueueSummary]] = [
@@ -82,7 +82,7 @@ def _print_queues(state: State, lines: "list[Json]") -> None:
         Column("limit", lambda queue: _if_known(queue.max_running, str), is_number=True),
         Column("live workers", lambda queue: _of_workers(queue, queue.live_workers), is_number=True),
     ]
-    print_records(state, columns, QueueSummary, lines)
+    print_records(state, columns, QueueSummary, responses)
 
 
 def _if_known(value: T | None, text_of: Callable[[T], str]) -> str:

@@ -45,10 +45,10 @@ def worker(state: State, queues: str | None, slots: int | None, processes: int |
     """
     names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
     chosen = {"worker_queue": names or None, "worker_slots": slots, "worker_processes": processes}
-    if state.settings.dag_callback_url and hold is None:  # `up` starts its workers for its own database
+    if state.settings.dag_callback_url and hold is None:  # workers of `up` have --hold, and use its database
         from dagmaster.roles.remote_worker import run_remote_worker
 
-        asyncio.run(run_remote_worker(_without_database(state, **chosen)))
+        asyncio.run(run_remote_worker(_settings_without_database(state, **chosen)))
         return
     settings = _settings(state, **chosen)
     from dagmaster.roles.lifecycle import run_role
@@ -58,7 +58,9 @@ def worker(state: State, queues: str | None, slots: int | None, processes: int |
 
 
 @click.command(cls=Command)
-@click.option("--host", help="Address on which it listens (or SERVING_HOST); non-loopback addresses need AUTH_ENABLED")
+@click.option(
+    "--host", help="Address on which the map server listens (or SERVING_HOST); non-loopback addresses need AUTH_ENABLED"
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="Port (or SERVING_PORT); 0 takes a free one")
 @click.option("--fd", type=int, hidden=True)
 @pass_state
@@ -71,26 +73,28 @@ def serving(state: State, host: str | None, port: int | None, fd: int | None) ->
 
 
 @click.command(cls=Command)
-@click.option("--host", help="Address on which it listens (or GATEWAY_HOST); non-loopback addresses need AUTH_ENABLED")
+@click.option(
+    "--host", help="Address on which the gateway listens (or GATEWAY_HOST); non-loopback addresses need AUTH_ENABLED"
+)
 @click.option("--port", type=click.IntRange(0, 65535), help="Port (or GATEWAY_PORT); 0 takes a free one")
 @click.option("--fd", type=int, hidden=True)
 @pass_state
 def gateway(state: State, host: str | None, port: int | None, fd: int | None) -> None:
-    """Run the gateway, with which partners submit data and poll its status.
+    """Run the gateway, with which partners submit data and poll the status of their submissions.
 
     It reads views of the database, and forwards all other requests to orchestrators."""
     from dagmaster.roles.gateway import serve_gateway
 
-    asyncio.run(serve_gateway(_without_database(state, gateway_host=host, gateway_port=port), fd))
+    asyncio.run(serve_gateway(_settings_without_database(state, gateway_host=host, gateway_port=port), fd))
 
 
 def _settings(state: State, **chosen: Any) -> "Settings":
     """The settings of a role, with those chosen on the command line. Its logs follow LOG_LEVEL."""
     _ = state.dsn  # first, because finding the database configures logging as for other commands
-    return _without_database(state, **chosen)
+    return _settings_without_database(state, **chosen)
 
 
-def _without_database(state: State, **chosen: Any) -> "Settings":
+def _settings_without_database(state: State, **chosen: Any) -> "Settings":
     from dagmaster.observe import log
 
     log.configure("debug" if state.verbose else state.settings.log_level, state.settings.log_format)

@@ -25,9 +25,9 @@ def print_page(console: Console, page: JobPage) -> None:
     job = page.detail.job
     console.print(Text.assemble(("job ", "bold"), str(job.job_id), "  ", state_text(job.status, console.encoding)))
     for name, value in _facts(page):
-        console.print(Text(f"{name:<10} {value}"), soft_wrap=True)
+        console.print(Text(f"{name:<11} {value}"), soft_wrap=True)
     if stop := job.stop_reason:
-        console.print(Text(f"{'stopped' if job.is_over else 'stopping':<10} {stop}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"{'stopped' if job.is_over else 'stopping':<11} {stop}", style="yellow"), soft_wrap=True)
     if job.error_message or page.failed:
         why = reason_of(page.detail) if job.is_over else job.error_message or ""
         _print_lines(console, "errors", [why, *failure_lines(read_all(FailedNode, page.failed))], "bold red")
@@ -68,7 +68,7 @@ def _print_waiting(console: Console, waiting: WaitingNodes) -> None:
 
 
 def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
-    """The main outcome first, then what else is missing and how to run it again."""
+    """The primary outcome, then each other node that did not complete, and how to run it again."""
     primary = outcomes.primary
     lines = [f"  {_status_text(primary.status)}: {one_line(primary.description)} ({one_line(primary.details)})"]
     for node in outcomes.secondary:
@@ -111,7 +111,7 @@ def _facts(page: JobPage) -> list[tuple[str, str]]:
     ]
     optional = {
         "submitted": one_line(job.submitted_by),
-        "correlate": one_line(job.correlation_id),
+        "correlation": one_line(job.correlation_id),
         "key": one_line(job.idempotency_key),
         "resumed": counted(job.resume_count, "time") if job.resume_count else None,
         "owner": f"{job.owner_id} (epoch {job.epoch})" if job.owner_id else None,

@@ -36,7 +36,7 @@ _STATES = {
     "skipped": ("–", "dim"),
     "pending": ("·", "dim"),
     "alive": ("✔", "green"),
-    "gone": ("✖", "bold red"),
+    "no_heartbeat": ("✖", "bold red"),
     "paused": ("■", "yellow"),
     "open": ("▶", "green"),
     "active": ("▶", "green"),
@@ -58,9 +58,10 @@ _STATES = {
 class Column(Generic[T]):
     """A heading, and the cell of each record.
 
-    In a narrow terminal a column is left out, the highest `drop` first; 0 stays. One that `is_long` is wrapped. One
-    that `is_below` moves to its own line below the row, the last column first. The cell of one that `is_state` is the
-    name of a state, and is shown with a sign and a colour.
+    In a narrow terminal columns are left out, the one with the highest `drop` first; columns with 0 stay. A column with
+    `is_long` is wrapped. If the terminal is still too narrow, columns with `is_below` move to their own lines below the
+    row, the last column first. The cells of a column with `is_state` are names of states, shown with a sign and a
+    colour.
     """
 
     heading: str

@@ -39,7 +39,7 @@ def up(state: State, workers: int, orchestrators: int) -> None:
     with stopping_on_signals(local), local.running():
         _announce(state, local)
         while True:
-            local.tend()
+            local.supervise()
             time.sleep(_TICK_SECONDS)
     where = f"in {local.cluster.folder}" if local.cluster else "on the server"
     state.announce(f"everything stopped; the data stays {where}")
@@ -57,7 +57,7 @@ def _store_first_key(state: State, key: str) -> None:
 
 
 def local_platform(state: State, settings: "Settings", **options: Any) -> "LocalPlatform":
-    """A platform of these settings, on the configured server or a private one. Its messages go to standard error."""
+    """A platform with these settings, on the configured or a private server. Its messages go to standard error."""
     from dagmaster.local.discovery import data_folder
     from dagmaster.local.platform import LocalPlatform, database_of
 

@@ -26,9 +26,15 @@ def uploads() -> None:
     "--name", metavar="NAME", help="Name of the object, after the id of the platform  [default: name of the file]"
 )
 @platform_option("Platform that the object belongs to  [default: that of the key, or local]")
-@click.option("--refuse", "is_refused", is_flag=True, help="Fail if the name is in use, instead of adding a suffix")
+@click.option(
+    "--fail-if-exists",
+    "--refuse",
+    "fails_if_exists",
+    is_flag=True,
+    help="Fail if the name is in use, instead of adding a suffix",
+)
 @pass_state
-def put_file(state: State, *, file: Path, name: str | None, platform_id: str | None, is_refused: bool) -> None:
+def put_file(state: State, *, file: Path, name: str | None, platform_id: str | None, fails_if_exists: bool) -> None:
     """Send FILE, and print the name of its object: CONTAINER/BLOB.
 
     Repeating the command continues an upload that was interrupted. A file that was sent before is not sent again.
@@ -47,7 +53,7 @@ def put_file(state: State, *, file: Path, name: str | None, platform_id: str | N
         options = SendOptions(
             name=name or blob_name(file),
             platform_id=platform_id,
-            if_exists="refuse" if is_refused else "rename",
+            if_exists="refuse" if fails_if_exists else "rename",
             on_progress=bar.show,
         )
         response = state.client.upload_file(path, options)

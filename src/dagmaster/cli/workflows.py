@@ -1,4 +1,4 @@
-"""`dagmaster workflows`: list, show, validate and draw workflows. Files are read here, without a platform."""
+"""`dagmaster workflows`: list, show, validate and draw workflows. Files are read locally, without a platform."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -90,7 +90,7 @@ def validate(state: State, files: tuple[Path, ...]) -> int:
         state.emit({"files": reports})
     else:
         for report in reports:
-            state.say(report["said"])
+            state.say(report["message"])
     return 0 if all(report["ok"] for report in reports) else 2
 
 
@@ -98,11 +98,12 @@ def _validated(state: State, file: Path) -> dict[str, Any]:
     try:
         workflow = read_workflow(state, file)
     except InvalidWorkflow as error:
-        problems = [asdict(problem) for problem in error.problems]
-        return {"file": str(file), "ok": False, "workflow_id": None, "problems": problems, "said": error.message}
-    nodes = counted(len(workflow.nodes), "node")
-    message = f"{file}: ok (workflow {workflow.workflow_id} version {workflow.version}, {nodes})"
-    return {"file": str(file), "ok": True, "workflow_id": workflow.workflow_id, "problems": [], "said": message}
+        workflow_id, problems, message = None, [asdict(problem) for problem in error.problems], error.message
+    else:
+        workflow_id, problems, nodes = workflow.workflow_id, [], counted(len(workflow.nodes), "node")
+        message = f"{file}: ok (workflow {workflow_id} version {workflow.version}, {nodes})"
+    report = {"file": str(file), "ok": not problems, "workflow_id": workflow_id, "problems": problems}
+    return {**report, "message": message, "said": message}  # `said` is the former name of `message`
 
 
 @workflows.command("graph")

@@ -38,7 +38,7 @@ class Blockers:
             try:
                 self._lines = blockers_of(read(WaitingNodes, self._client.waiting(self._job_id)))
             except Unavailable:
-                self._lines = []  # the request for the job itself reports it
+                self._lines = []  # the request for the job itself reports the outage
         return self._lines
 
 

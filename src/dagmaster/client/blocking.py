@@ -143,11 +143,11 @@ class iterating(Generic[P, R]):  # noqa: N801 - used like a decorator
 
 
 def _iterated(thread: EventLoopThread, iterator: AsyncIterator[R]) -> Iterator[R]:
-    async def following() -> Any:
+    async def next_item() -> Any:
         return await anext(iterator, _END)
 
     try:
-        while (item := thread.run(following())) is not _END:
+        while (item := thread.run(next_item())) is not _END:
             yield item
     finally:
         thread.run(_closed(iterator))

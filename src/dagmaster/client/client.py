@@ -67,7 +67,7 @@ JobId: TypeAlias = UUID | str
 
 ATTEMPTS = 3
 OUTAGE_PATIENCE_SECONDS = 60.0
-_POLL_SECONDS = 2.0  # the progress that handlers report is not always an event
+_POLL_SECONDS = 2.0  # if the stream of events signals no change: it may be interrupted
 _MIN_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
 
@@ -254,7 +254,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(Resumed, await self.json.retry(_id(job_id), request, is_dry_run=dry_run))
 
     async def change_jobs(self, request: BulkRequest) -> BulkReport:
-        """Cancel, resume or retry many jobs; with `preview`, only return what would happen. Each job has its result."""
+        """Cancel, resume or retry many jobs; with `preview`, only return what would happen. Each job gets a result."""
         return parse(BulkReport, await self.json.change_jobs(request.model_dump(mode="json", exclude_none=True)))
 
     async def export_job(self, job_id: JobId, file: BinaryIO) -> int:
@@ -389,10 +389,10 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
                 raise unexpected("a page of the catalogue has no `collections`")
             base = self._maps.url
             datasets += [DatasetSummary.of(collection, base) for collection in page["collections"]]
-            following = next((link["href"] for link in page.get("links", []) if link.get("rel") == "next"), None)
-            if following is None or not page["collections"]:
+            next_url = next((link["href"] for link in page.get("links", []) if link.get("rel") == "next"), None)
+            if next_url is None or not page["collections"]:
                 return datasets
-            path = f"{collections}?{urljoin(base, following).partition('?')[2]}"
+            path = f"{collections}?{urljoin(base, next_url).partition('?')[2]}"
 
     async def dataset(self, dataset_id: str) -> DatasetSummary:
         """A published dataset."""
@@ -549,7 +549,7 @@ async def _wait_for(changed: asyncio.Event, seconds: float, deadline: float | No
 
 
 def _visible(detail: JobDetail) -> object:
-    """What a caller sees change: events, and the progress of handlers."""
+    """The parts of a job whose changes a caller sees: states, events, and the progress of handlers."""
     return detail.job.status, detail.job.last_sequence, [(node.state, node.progress) for node in detail.nodes]
 
 

@@ -86,10 +86,10 @@ class NamedEvent:
 
 
 class Connection:
-    """Sends requests to the platform whose URL `find` returns, up to `attempts` times if that is safe. `find_key`
-    returns the key or token that they are sent with.
+    """Sends requests to the platform whose URL `find` returns, with the key or token that `find_key` returns. A request
+    that can be repeated safely is sent up to `attempts` times.
 
-    Tasks of one event loop may share it."""
+    Tasks of one event loop may share a connection."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ def checked_url(text: str) -> str:
 
 def _http(url: str, headers: Mapping[str, str]) -> httpx2.AsyncClient:
     parsed = httpx2.URL(url)
-    # Requests to this machine ignore proxies of the environment. Certificates are loaded only for https: that is slow.
+    # Requests to this machine ignore proxies of the environment. Loading certificates is slow: only https needs them.
     is_local = parsed.host in LOCAL_HOSTS
     return httpx2.AsyncClient(
         headers={"User-Agent": f"dagmaster/{__version__}", "Accept": "application/json", **headers},
@@ -371,12 +371,13 @@ def _no_response(error: httpx2.HTTPError, url: str) -> Unavailable:
             return Unavailable(
                 f"no platform responds at {url}: {reason or 'no connection within the timeout'}",
                 code="server.unreachable",
-                hint="check whether it runs, and the URL (--server, DAGMASTER_URL), or start one with `dagmaster up`",
+                hint="start it with `dagmaster up`, or correct its URL (--server, DAGMASTER_URL, DAG_CALLBACK_URL)",
             )
         case httpx2.TimeoutException():
             return _too_slow(url)
         case httpx2.TransportError():
-            return Unavailable(f"the connection to {url} was lost", code="server.lost", hint="try again")
+            hint = "try again; if it is lost again, check the URL (--server, DAGMASTER_URL, DAG_CALLBACK_URL)"
+            return Unavailable(f"the connection to {url} was lost", code="server.lost", hint=hint)
     return unexpected(reason or type(error).__name__)
 
 
@@ -387,7 +388,7 @@ def _too_slow(url: str) -> Unavailable:
 
 
 def _reason(error: BaseException) -> str:
-    """The message of the system error behind this one, or its own."""
+    """The message of the system error that caused this error, or else its own message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, BaseExceptionGroup):  # one error for each address of a host

@@ -64,7 +64,7 @@ def find_database(settings: Settings) -> str:
     folder = data_folder(settings)
     platform = running_platform(folder)
     if platform is None:
-        raise _none(folder, "set DATABASE_URL")
+        raise _no_platform(folder, "set DATABASE_URL")
     return platform.database_url
 
 
@@ -80,7 +80,7 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
         )
         raise Unavailable("no platform is running", code="platform.none", hint=hint)
     if platform is None:
-        raise _none(folder, "give the URL of another platform with --server URL (or DAGMASTER_URL)")
+        raise _no_platform(folder, "give the URL of another platform with --server URL (or DAGMASTER_URL)")
     if dsn not in (None, platform.database_url):
         raise Conflict(
             f"the platform running on {folder} uses another database than the one in DATABASE_URL",
@@ -93,11 +93,11 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
     return platform.api_url
 
 
-def _none(folder: Path, otherwise: str) -> Unavailable:
+def _no_platform(folder: Path, alternative: str) -> Unavailable:
     return Unavailable(
         f"no platform is running on {_short(folder)}",
         code="platform.none",
-        hint=f"start one with `dagmaster up`, use --data if yours is in another folder, or {otherwise}",
+        hint=f"start one with `dagmaster up`, use --data if yours is in another folder, or {alternative}",
     )
 
 
@@ -120,12 +120,12 @@ def running_platform(folder: Path) -> RunningPlatform | None:
         try:
             return RunningPlatform(**json.loads((folder / "platform.json").read_text()))
         except (FileNotFoundError, TypeError, ValueError):
-            return None  # it is starting or stopping
+            return None  # the platform is starting or stopping
 
 
 @contextlib.contextmanager
 def folder_errors(folder: Path) -> Iterator[None]:
-    """System errors about the data folder become errors that name it."""
+    """Translate system errors about the data folder into errors that name the folder."""
     try:
         yield
     except OSError as error:

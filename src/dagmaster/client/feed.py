@@ -38,7 +38,7 @@ class Reconnection:
         time.sleep(PAUSE_SECONDS)
 
     def failed(self, error: Unavailable) -> None:
-        """Raise the error if the outage has lasted too long."""
+        """Note the beginning of an outage. Raise the error if the outage has lasted too long."""
         now = time.monotonic()
         if self._since is None:
             self._since = now

@@ -26,18 +26,18 @@ class LogFollower:
         self._emitted: dict[tuple[str, int], int] = defaultdict(int)
 
     def poll(self) -> bool:
-        """Emit new lines; returns whether the job had ended before, so that no line is missed."""
+        """Emit new lines; returns whether the job had ended before they were read: then these are the last ones."""
         if self._sequence is None:
             sequence = read(PublicJob, self._client.job(self._job_id)["job"]).last_sequence
             self._emit_new(self._node, is_running=False)
             self._sequence = sequence
         is_over = read(JobSummary, self._client.job_line(self._job_id)).is_over
         self._emit_new(self._node, is_running=True)
-        for node in self._ended():
+        for node in self._changed_nodes():
             self._emit_new(node, is_running=False)
         return is_over
 
-    def _ended(self) -> list[str]:
+    def _changed_nodes(self) -> list[str]:
         """Nodes and children with an attempt that began or ended since the last poll."""
         page, _ = self._client.events(self._job_id, _MAX_AT_ONCE, self._sequence or 0)
         events = read_all(EventEntry, page)

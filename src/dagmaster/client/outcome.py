@@ -10,7 +10,7 @@ from dagmaster.client.models.nodes import FailedNode
 
 MAX_CHILDREN = 5  # of each fan_out
 _MAX_ERRORS = 3
-_PUBLIC = ("node_id", "status", "label", "error_message", "error", "attempt", "max_retries")
+_PUBLIC_FIELDS = ("node_id", "status", "label", "error_message", "error", "attempt", "max_retries")
 
 
 class JobOutcome:
@@ -45,7 +45,7 @@ class JobOutcome:
             "seconds": self.response["seconds"],
             "result": self.result,
             "error": job.get("error_message"),
-            "failed_nodes": [{name: node.get(name) for name in _PUBLIC} for node in self._failed],
+            "failed_nodes": [{name: node.get(name) for name in _PUBLIC_FIELDS} for node in self._failed],
         }
 
 

@@ -55,7 +55,7 @@ class SendOptions:
 
 
 async def send_file(api: UploadApi, file: Path, options: SendOptions) -> UploadInfo:
-    """Send a file, and return the finished upload. A file that the platform has already is not sent again."""
+    """Send a file, and return the finished upload. A file that the platform already has is not sent again."""
     with _opened(file) as opened:
         size_bytes, sha256 = await asyncio.to_thread(_size_and_checksum, opened)
         request = {

@@ -12,7 +12,8 @@ _MAX_ATTEMPTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """A stage lasts from its first task's dispatch to its last task's end."""
+    """A stage lasts from its first task's dispatch to its last task's end. `mean_run_ms` is that of the attempts that
+    ran and have ended."""
 
     name: str
     seconds: float
@@ -41,10 +42,14 @@ def stage_times(detail: JobDetail, attempts: Sequence[TimelineEntry]) -> list[St
 
 def _times(name: str, attempts: Sequence[TimelineEntry]) -> StageTimes:
     ended_at = max(each.finished_at for each in attempts if each.finished_at)
-    durations = [each.finished_at - each.started_at for each in attempts if each.finished_at and each.started_at]
+    durations = [
+        (each.finished_at - each.started_at).total_seconds()
+        for each in attempts
+        if each.finished_at and each.started_at
+    ]
     return StageTimes(
         name,
         seconds=round((ended_at - min(each.queued_at for each in attempts)).total_seconds(), 3),
         tasks=task_count(attempts),
-        mean_run_ms=round(1000 * sum(each.total_seconds() for each in durations) / len(attempts), 2),
+        mean_run_ms=round(1000 * sum(durations) / max(1, len(durations)), 2),
     )

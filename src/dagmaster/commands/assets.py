@@ -27,7 +27,7 @@ _DONE_BEFORE = {
     "unpublish": "version.not-published",
     "clear": "clearance.unchanged",
 }
-_BEGUN_WITHIN_SECONDS = 0.7 * TIMEOUT_SECONDS  # the rest of the time is for the last entry and the event
+_BEGUN_WITHIN_SECONDS = 0.7 * TIMEOUT_SECONDS  # the remaining time is for the last entry and the event
 
 
 @command("asset.reindex", Permission.PLATFORM_OPERATE)

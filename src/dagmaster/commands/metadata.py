@@ -9,7 +9,7 @@ from dagmaster.observe import log
 from dagmaster.operations.assets.external import external_layers, require_external
 from dagmaster.operations.assets.metadata import publish_metadata, withdraw_metadata
 
-_AT_ONCE = 10
+_MAX_LAYERS = 10
 _log = log.get("commands")
 
 
@@ -33,7 +33,7 @@ async def unpublish(context: CommandContext, request: LayerCommand) -> LayerComm
     decision = context.decision(reason=request.reason)
     change = await withdraw_metadata(context.store, request.asset, request.layer, decision)
     if change.info.external == "due":
-        change = await _tried(context, change)
+        change = await _remove_externally(context, change)
     return _result(change)
 
 
@@ -49,19 +49,19 @@ async def publish_external(context: CommandContext, request: LayerCommand) -> La
     external = external_layers(context.settings, context.dsn)
     assert external is not None
     try:
-        await external.carry_out_all(_AT_ONCE, change.info.asset_id)
+        await external.carry_out_all(_MAX_LAYERS, change.info.asset_id)
     finally:
         await external.close()
     return _result(LayerChange(await context.store.layer(change.info.asset_id, request.layer), change.is_changed))
 
 
-async def _tried(context: CommandContext, change: LayerChange) -> LayerChange:
-    """Remove the layer from the external database now. If that does not respond, the removal stays due."""
+async def _remove_externally(context: CommandContext, change: LayerChange) -> LayerChange:
+    """Remove the layer from the external database now. If it does not respond, the removal stays due."""
     external = external_layers(context.settings, context.dsn)
     if external is None:
         return change
     try:
-        await external.carry_out_all(_AT_ONCE, change.info.asset_id)
+        await external.carry_out_all(_MAX_LAYERS, change.info.asset_id)
     except DagmasterError as error:
         _log.warning("a layer could not be removed from the external database; will retry", error=error.message)
     finally:

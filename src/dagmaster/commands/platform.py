@@ -10,7 +10,7 @@ from dagmaster.database.caches import PostgresCaches
 from dagmaster.operations.schema import migrate_schema
 
 _POLL_SECONDS = 0.1
-_migrations: set[asyncio.Task[MigrationResult]] = set()  # those whose caller may have given up
+_migrations: set[asyncio.Task[MigrationResult]] = set()  # they continue if their caller gives up
 
 
 @command("schema.migrate", Permission.SCHEMA_WRITE)
@@ -18,13 +18,13 @@ async def migrate(context: CommandContext, request: MigrateCommand) -> Migration
     """Migrate the schema of the database, while the platform runs.
 
     A migration that takes longer than the time limit continues; the next run waits for it."""
-    task = asyncio.create_task(_migrated(context, request))
+    task = asyncio.create_task(_migrate_and_record(context, request))
     _migrations.add(task)
     task.add_done_callback(_migrations.discard)
     return await asyncio.shield(task)
 
 
-async def _migrated(context: CommandContext, request: MigrateCommand) -> MigrationResult:
+async def _migrate_and_record(context: CommandContext, request: MigrateCommand) -> MigrationResult:
     result = await asyncio.to_thread(migrate_schema, context.dsn)
     await context.store.record(context.decision(reason=request.reason, changes=result.changes[:100]))
     return result
@@ -34,13 +34,15 @@ async def _migrated(context: CommandContext, request: MigrateCommand) -> Migrati
 async def invalidate(context: CommandContext, request: InvalidateCommand) -> InvalidateResult:
     """Make all orchestrators reload their workflows.
 
-    The result lists the live orchestrators, and whether they have done so. Jobs keep the definition that they were
+    The result lists the live orchestrators, and whether each has reloaded them. Jobs keep the definition that they were
     submitted with."""
     decision = context.decision(reason=request.reason, cache=request.cache)
     generation = await context.store.invalidate_workflows(decision)
     caches = PostgresCaches(context.dsn, "cache-command")
     try:
-        instances = await _waited(caches, generation, context.settings.orphan_threshold_sec, request.wait_seconds)
+        instances = await _wait_until_reloaded(
+            caches, generation, context.settings.orphan_threshold_sec, request.wait_seconds
+        )
     finally:
         await caches.close()
     return InvalidateResult(
@@ -51,7 +53,7 @@ async def invalidate(context: CommandContext, request: InvalidateCommand) -> Inv
     )
 
 
-async def _waited(
+async def _wait_until_reloaded(
     caches: PostgresCaches, generation: int, alive_seconds: float, wait_seconds: float
 ) -> list[CacheReader]:
     """The live instances, as soon as all have read the generation, or after `wait_seconds`."""

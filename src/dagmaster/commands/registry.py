@@ -84,7 +84,7 @@ def command(name: str, permission: Permission) -> Callable[[R], R]:
 
 @cache
 def all_commands() -> Mapping[str, DirectCommand]:
-    """By their names, in alphabetical order."""
+    """All direct commands by name, in alphabetical order."""
     for module in _MODULES:
         import_module(f"dagmaster.commands.{module}")
     return dict(sorted(_commands.items()))
@@ -95,7 +95,7 @@ def find_command(name: str) -> DirectCommand:
         return all_commands()[name]
     except KeyError:
         raise NotFound(
-            "there is no such command", code="command.not-found", hint=f"commands are: {', '.join(all_commands())}"
+            f"there is no command '{name}'", code="command.not-found", hint=f"commands are: {', '.join(all_commands())}"
         ) from None
 
 

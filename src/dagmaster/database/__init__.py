@@ -1,3 +1,3 @@
 """PostgreSQL: connections, the tables, and every SQL statement."""
 
-OLDEST_MAJOR = 15  # of PostgreSQL
+OLDEST_MAJOR = 15  # the oldest supported major version of PostgreSQL

@@ -12,12 +12,12 @@ NOTIFICATIONS: Final[Budget] = {"listen": 1, "notify": 1}
 ENGINE: Final[Budget] = {
     **NOTIFICATIONS,
     **dict.fromkeys(("orchestrator", "beat"), 1),
-    # The chores; each connects when it first has something to do.
+    # Background tasks; each connects when it first has something to do.
     **dict.fromkeys(("janitor", "retention", "tidy", "asset-upkeep", "adoption", "callbacks", "caches", "external"), 1),
     "external-layers": 1,  # with EXTERNAL_DATABASE_URL
 }
 API: Final[Budget] = {
-    "listen": 2,  # of the API itself, and for workers over HTTP
+    "listen": 2,  # one for the API itself, one for workers over HTTP
     "notify": 2,
     "api": 6,  # with DATABASE_POOLER_URL these are connections of the pooler
     "api-keys": 8,
@@ -42,7 +42,7 @@ def orchestrator(*, has_api: bool = True, has_broker: bool = False) -> Budget:
 
 
 def worker(processes: int) -> Budget:
-    """With the pool that async handlers use; a plain handler that calls `ctx.connect()` adds one for its process."""
+    """With the pool that async handlers use; each plain handler that calls `ctx.connect()` adds a connection."""
     return {**WORKER, "handlers": max(MIN_HANDLER_CONNECTIONS, processes)}
 
 

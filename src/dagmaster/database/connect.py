@@ -58,8 +58,8 @@ _KEEPALIVE: dict[str, Any] = {
 }
 
 
-# After an outage a pool reconnects with growing pauses, and requests would fail although the server is available again.
-# A pool that has given up reconnects with the next request.
+# After an outage a pool would reconnect with growing pauses, and requests would fail although the server is available
+# again. So it gives up after this time, and reconnects with the next request.
 _RECONNECT_SECONDS = 3.0
 
 
@@ -147,12 +147,9 @@ def settings_statement(
     return sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls))
 
 
-Database = AsyncConnectionPool[Connection]
-
-
 async def check_connection(connection: Connection) -> None:
-    """Raise an error if the connection was closed. A query checks that only if the socket has something to read, such
-    as the server's last message: otherwise each request would need one more round trip."""
+    """Raise an error if the connection was closed. A query is sent only if the socket has something to read, such as
+    the server's last message: otherwise each request would need one more round trip."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
     if poll.poll(0):

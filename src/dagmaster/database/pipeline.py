@@ -167,20 +167,20 @@ def _text(value: Any) -> bytes | None:
         case None:
             return None
         case str():
-            return _whole(value)
+            return _without_nul(value)
         case bool():
             return b"true" if value else b"false"
         case int() | float() | UUID():
             return str(value).encode()
         case list():
-            return _whole(_array(value))
+            return _without_nul(_array(value))
         case _:
             raise TypeError(f"a value of type {type(value).__name__} can't be sent")
 
 
 @lru_cache(maxsize=64)
 def text_array(texts: tuple[str, ...]) -> str:
-    """An array as PostgreSQL reads it, for the same names in every call. The statement casts it to `text[]`."""
+    """An array as PostgreSQL reads it, cached for names that many calls use. The statement casts it to `text[]`."""
     return _array(texts)
 
 
@@ -188,8 +188,8 @@ def _array(values: Sequence[str | int | UUID]) -> str:
     return f"{{{','.join(map(_element, values))}}}"
 
 
-def _whole(text: str) -> bytes:
-    """The server would cut a value off at a NUL character, so it is refused."""
+def _without_nul(text: str) -> bytes:
+    """The encoded text. A NUL character is refused, because the server would cut the value off there."""
     if "\0" in text:
         raise psycopg.DataError("a text can't contain NUL characters")
     return text.encode()

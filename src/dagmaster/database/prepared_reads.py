@@ -50,14 +50,14 @@ class PreparedReads:
 
     @contextmanager
     def expecting(self, call: Call) -> Iterator[None]:
-        """The request that is handled inside will make this call. If it reads something else before, both are read in
-        one round trip. The rows are used once, by the request that has read them."""
+        """The request that is handled in this context will make this call. If it reads something else before, both are
+        read in one round trip. The rows are used once, by the request that has read them."""
         expected = _Expected(call)
         token = self._expected.set(expected)
         try:
             yield
         finally:
-            expected.is_open = False  # also for tasks that the request has started
+            expected.is_open = False  # tasks that the request has started may still see it
             self._expected.reset(token)
 
     async def dicts(self, name: str, values: Mapping[str, Any]) -> Dicts:
@@ -100,7 +100,7 @@ class PreparedReads:
         connection = await self._connection()
         try:
             rows = await execute(connection, calls)
-        except BaseException:  # also a request that is cancelled: the rows are still on their way
+        except BaseException:  # also if the request is cancelled: its rows still arrive on this connection
             await connection.close()
             raise
         self._idle.append(connection)
@@ -122,7 +122,7 @@ class PreparedReads:
 
 
 def _has_ended(connection: Connection) -> bool:
-    """Whether there is something to read although nothing was asked for: the server's last message, or the end."""
+    """Whether there is something to read although no query was sent: the server's last message, or the end."""
     if connection.closed:
         return True
     poll = select.poll()

@@ -22,15 +22,15 @@ def all_queries() -> dict[str, str]:
             continue
         pieces = _OPENING.split(file.read_text(encoding="utf-8"))[1:]
         for kind, name, text in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
-            kept = queries if kind == "name" else parts
-            if name in kept:
+            target = queries if kind == "name" else parts
+            if name in target:
                 raise RuntimeError(f"two statements are named {name}")
-            kept[name] = text.strip().rstrip(";")
-    return {name: _whole(text, parts) for name, text in queries.items()}
+            target[name] = text.strip().rstrip(";")
+    return {name: _with_parts(text, parts) for name, text in queries.items()}
 
 
-def _whole(text: str, parts: dict[str, str]) -> str:
-    return _USE.sub(lambda use: _whole(parts[use[1]], parts), text)
+def _with_parts(text: str, parts: dict[str, str]) -> str:
+    return _USE.sub(lambda use: _with_parts(parts[use[1]], parts), text)
 
 
 def query(name: str) -> str:

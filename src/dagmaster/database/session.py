@@ -42,7 +42,7 @@ class Session:
 
     @asynccontextmanager
     async def _transaction(self, name: str) -> AsyncIterator[Connection]:
-        """A transaction for one call. The name is that of its crash points."""
+        """A transaction for one call. The names of its crash points begin with `name`."""
         async with self._connected() as connection:
             async with connection.transaction():
                 yield connection

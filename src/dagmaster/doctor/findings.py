@@ -34,9 +34,6 @@ class Judgement(NamedTuple):
     observation: str
     fix: str | None = None
 
-    def public(self) -> dict[str, str | None]:
-        return {"level": self.level, "found": self.observation, "fix": self.fix}
-
 
 Judgements = Iterable[Judgement]
 Findings = dict[str, list[Judgement]]

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import httpx2
 
 from dagmaster import __version__
 from dagmaster import settings as environment
-from dagmaster.client.connection import NO_RESPONSE, Connection
+from dagmaster.client.connection import Connection
 from dagmaster.client.credentials import key_for
 from dagmaster.client.models.base import parse
 from dagmaster.client.models.operations import Health
 from dagmaster.doctor.findings import SHOWN, Judgement, Judgements, judge, named, ok, problem, skipped, warning
-from dagmaster.errors import Conflict, InvalidRequest, NotAllowed, Unavailable
+from dagmaster.errors import Conflict, InvalidRequest, NotAllowed
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
 from dagmaster.listen import API, HEALTH, Endpoint, bind
@@ -144,10 +145,8 @@ def check_workflows(target: Target) -> Judgements:
 
 def check_platform(target: Target) -> Judgements:
     running, configured = target.running(), target.settings.dsn()
-    if target.url:
-        return [ok(f"the one at {target.url}")]
-    if running is None and configured:
-        return [ok(f"the one on the database {configured}")]
+    if running is None and (chosen := target.url or configured):
+        return [ok(f"the one at {chosen}")]
     if running is None:
         fix = "start one with `dagmaster up`, or choose one with DATABASE_URL or --server URL"
         return [warning(f"none is running on {target.folder}", fix)]
@@ -165,11 +164,6 @@ def check_api(target: Target) -> Judgements:
         return [skipped("no platform runs on this machine, or it serves no API")]
     try:
         health = asyncio.run(_health(url, key_for(target.settings, server=target.url, chosen=target.key)))
-    except Unavailable as error:
-        if error.code not in NO_RESPONSE:
-            raise
-        fix = "start the platform with `dagmaster up`, or correct its URL (--server, DAGMASTER_URL, DAG_CALLBACK_URL)"
-        return [problem(error.message, fix)]
     except NotAllowed as error:
         if error.code not in ("auth.required", "auth.not-allowed"):
             raise
@@ -212,7 +206,7 @@ def check_dask_cluster(target: Target) -> Judgements:
     from dagmaster.worker.executors import dask
 
     address = target.settings.dask_scheduler_address
-    facts = asyncio.run(dask.inspected(dask.cluster_of(target.settings)))
+    facts = asyncio.run(dask.inspect_cluster(dask.cluster_of(target.settings)))
     for worker, text in facts.refused.items():
         yield problem(f"the Dask worker {worker} cannot run tasks: {text}", "install the same versions on both sides")
     for other in facts.other_versions:
@@ -224,23 +218,15 @@ def check_dask_cluster(target: Target) -> Judgements:
         yield problem(f"{address} has no Dask worker that can run tasks", "start Dask workers at this scheduler")
 
 
-def check_api_port(target: Target) -> Judgements:
-    return check_port(target.settings, API)
-
-
-def check_health_port(target: Target) -> Judgements:
-    return check_port(target.settings, HEALTH)
-
-
-def check_port(settings: Settings, endpoint: Endpoint) -> Judgements:
+def check_port(endpoint: Endpoint, target: Target) -> Judgements:
     """An API port that the user chose must be free. In all other cases a free port is used instead."""
-    name, variable = endpoint.name, f"{endpoint.name.upper()}_PORT"
+    settings, name, variable = target.settings, endpoint.name, f"{endpoint.name.upper()}_PORT"
     host, port = getattr(settings, f"{name}_host"), getattr(settings, f"{name}_port")
     if not getattr(settings, f"{name}_enabled"):
         return [skipped(f"{name.upper()}_ENABLED=false")]
     may_expose = settings.may_expose_api if endpoint is API else settings.health_insecure
     with suppress(Conflict):
-        bind(host, port, is_insecure=may_expose, endpoint=endpoint).close()
+        bind(host, port, may_expose=may_expose, endpoint=endpoint).close()
         return [ok(f"port {port} is free" if port else f"{variable}=0: any free port")]
     if _is_dagmaster(host, port):
         return [ok(f"port {port} is in use by dagmaster")]
@@ -262,5 +248,5 @@ def _is_dagmaster(host: str, port: int) -> bool:
 
 CHECKS = named(
     *(check_settings, check_data_folder, check_shared_memory, check_postgres_programs, check_gdal, check_workflows),
-    *(check_platform, check_api, check_worker_over_http, check_dask_cluster, check_api_port, check_health_port),
-)
+    *(check_platform, check_api, check_worker_over_http, check_dask_cluster),
+) | {"api-port": partial(check_port, API), "health-port": partial(check_port, HEALTH)}

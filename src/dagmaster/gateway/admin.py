@@ -4,10 +4,10 @@ workers."""
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Request, Response
 
 from dagmaster.access.permissions import Permission
-from dagmaster.client.limits import MAX_ITEMS, PREFIX
+from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import (
     GatewayEvent,
     GatewayHealth,
@@ -21,6 +21,7 @@ from dagmaster.gateway.operations import health_of
 from dagmaster.gateway.services import Services
 from dagmaster.observe.redaction import redact_named
 from dagmaster.web.authentication import requires
+from dagmaster.web.pages import Limit
 from dagmaster.web.validation import responses
 
 # A permission that only operators and administrators have.
@@ -28,7 +29,6 @@ _OPERATORS = [requires(Permission.QUEUES_OPERATE)]
 router = APIRouter(prefix="/api/admin", tags=["administration"], dependencies=_OPERATORS)
 proxy = APIRouter(prefix="/api/proxy", tags=["administration"], dependencies=_OPERATORS)
 
-Most = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of items to return")]
 _ACTIVE = ("pending", "running")
 _METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE"]
 _REPEATABLE = ("GET", "HEAD", "OPTIONS")
@@ -46,7 +46,7 @@ async def health(services: Services) -> GatewayHealth:
 
 
 @router.get("/instances", operation_id="admin_instances", summary="List processes", responses=responses(429))
-async def instances(services: Services, limit: Most = 100) -> list[GatewayInstance]:
+async def instances(services: Services, limit: Limit = 100) -> list[GatewayInstance]:
     return await services.reads.instances(limit)
 
 
@@ -63,14 +63,14 @@ async def config(services: Services) -> dict[str, Any]:
 @router.get(
     "/active-jobs", operation_id="admin_active_jobs", summary="List jobs that have not ended", responses=responses(429)
 )
-async def active_jobs(services: Services, limit: Most = 50) -> list[GatewayJob]:
+async def active_jobs(services: Services, limit: Limit = 50) -> list[GatewayJob]:
     return await services.reads.jobs(limit=limit, status=_ACTIVE)
 
 
 @router.get(
     "/recent-events", operation_id="admin_recent_events", summary="List the newest events", responses=responses(429)
 )
-async def recent_events(services: Services, limit: Most = 50) -> list[GatewayEvent]:
+async def recent_events(services: Services, limit: Limit = 50) -> list[GatewayEvent]:
     return await services.reads.recent_events(limit)
 
 

@@ -59,8 +59,8 @@ metrics = APIRouter(include_in_schema=False, dependencies=[requires(Permission.M
 @metrics.get("/metrics")
 async def get_metrics(request: Request) -> Response:
     """Metrics for Prometheus, from the memory of this process."""
-    counted: RequestMetrics = request.app.state.request_metrics
-    return counted.response()
+    request_metrics: RequestMetrics = request.app.state.request_metrics
+    return request_metrics.response()
 
 
 def create_app(settings: Settings, dsn: str) -> FastAPI:
@@ -146,7 +146,7 @@ class GatewayMiddleware(RequestMiddleware):
         return path not in _PROBES
 
     async def _authenticate(self, scope: Scope, headers: Headers) -> DagmasterError | None:
-        """The caller, and whether it may send another request now. Probes are not limited."""
+        """Authenticate the caller, and count the request against its rate limit. Probes are not limited."""
         refusal = await super()._authenticate(scope, headers)
         if scope["path"] in _PROBES:
             return refusal

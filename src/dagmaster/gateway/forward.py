@@ -29,11 +29,11 @@ from dagmaster.web.problems import request_id_of
 RESPONSE_SECONDS: Final = 30.0
 MAX_RESPONSE_BYTES: Final = 32 * 1024 * 1024
 BODY_SECONDS: Final = 60.0  # as long as the servers wait for a body
-_OF_UPLOADS: Final = ("tus-resumable", "upload-length", "upload-offset", "upload-metadata")
-_PASSED_ON: Final = ("authorization", "x-api-key", "content-type", "accept", "if-match", "x-request-id", *_OF_UPLOADS)
+_TUS_HEADERS: Final = ("tus-resumable", "upload-length", "upload-offset", "upload-metadata")
+_PASSED_ON: Final = ("authorization", "x-api-key", "content-type", "accept", "if-match", "x-request-id", *_TUS_HEADERS)
 _PASSED_BACK: Final = (
     *("content-type", "etag", "location", "retry-after", "www-authenticate", "cache-control"),
-    *(*_OF_UPLOADS, "tus-version", "tus-extension", "tus-max-size", "upload-expires"),
+    *(*_TUS_HEADERS, "tus-version", "tus-extension", "tus-max-size", "upload-expires"),
 )
 
 
@@ -116,7 +116,7 @@ class Forwarder:
             for name, value in request.headers.items()
             if name.lower() in passed_on
         }
-        traceparent = traces.current_traceparent() or traces.received(request.headers.get(traces.HEADER))
+        traceparent = traces.current_traceparent() or traces.valid_traceparent(request.headers.get(traces.HEADER))
         if traceparent is not None:
             headers[traces.HEADER.encode()] = traceparent.encode()
         body_seconds = 0.0 if body is None else BODY_SECONDS

@@ -1,7 +1,7 @@
 """The gateway inside another program that calls it for each request, such as the host of Azure Functions.
 
-An app cannot rely on the lifespan messages of such a host: it sends the startup with each of the first requests, also
-with several at the same time, and the shutdown after its event loop was closed, or never. So the services of the
+An app cannot rely on the lifespan messages of such a host. The host sends the startup with each of the first requests,
+also with several at the same time, and the shutdown after its event loop was closed, or never. So the services of the
 gateway start with the first request, once for each event loop, and the host's lifespan messages are only acknowledged.
 """
 

@@ -43,13 +43,13 @@ async def submit(services: Services, request: Request, submission: Annotated[dic
 )
 async def submit_batch(services: Services, request: Request, batch: BatchSubmission) -> BatchResults:
     """One result for each entry: an invalid one does not affect the others."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    free = asyncio.Semaphore(AT_ONCE)
 
-    async def one(submission: object) -> BatchResult:
-        async with gate:
+    async def result_of(submission: object) -> BatchResult:
+        async with free:
             return await _result(services, request, submission)
 
-    return BatchResults(results=await asyncio.gather(*(one(entry) for entry in batch.submissions)))
+    return BatchResults(results=await asyncio.gather(*(result_of(entry) for entry in batch.submissions)))
 
 
 @router.get("/health", operation_id="gateway_health", summary="Get the health of the gateway", responses=responses())

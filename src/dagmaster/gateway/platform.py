@@ -90,23 +90,23 @@ async def decide(
 ) -> Response:
     """The orchestrator checks whether the caller is allowed to decide: keys of a platform are allowed if
     `b2b_may_approve` of the platform is set."""
-    about = await read_request(services, caller, decision.request_id)
+    submission = await read_request(services, caller, decision.request_id)
     body: dict[str, Any] = {"reason": decision.reason}
     if action == "approve":
         body["clearance_level"] = decision.clearance_level
     if action != "unpublish":
-        body["revision"] = about.revision
+        body["revision"] = submission.revision
     forwarded = ForwardedRequest(
         "POST",
-        f"{PREFIX}/assets/{about.asset_id}/versions/{about.version_ordinal}/{action}",
+        f"{PREFIX}/assets/{submission.asset_id}/versions/{submission.version_ordinal}/{action}",
         {**headers_of(request), "content-type": "application/json"},
         body=encoded({name: value for name, value in body.items() if value is not None}),
     )
     response = await services.forwarder.send(forwarded)
     if not response.is_success:
         return partner_problem(response, request)
-    after = await read_request(services, caller, decision.request_id)
-    return _json(after.model_dump(mode="json"), HTTPStatus.OK)
+    changed = await read_request(services, caller, decision.request_id)
+    return _json(changed.model_dump(mode="json"), HTTPStatus.OK)
 
 
 async def read_request(services: GatewayServices, caller: Caller, request_id: str) -> PartnerStatus:

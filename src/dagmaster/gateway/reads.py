@@ -27,7 +27,7 @@ from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 
 T = TypeVar("T")
-POOL_SIZE: Final = 4  # and as many for keys and requests
+POOL_SIZE: Final = 4  # connections; there are as many for keys and requests
 STATEMENT_SECONDS: Final = 5.0
 
 

@@ -47,7 +47,7 @@ class ViewedKeys:
             self._used.add(key_id)
 
     async def record_uses(self) -> None:
-        """Report the uses since the last report. What cannot be reported now is reported later."""
+        """Report the uses since the last report. Uses that cannot be reported now are reported later."""
         used, self._used = self._used, set()
         if not used:
             return

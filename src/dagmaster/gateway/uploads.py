@@ -173,7 +173,7 @@ async def list_sources(
     """A platform sees its own objects, whose names begin with its id and a slash."""
     del prefix, after, limit  # they are passed on with the query
     forwarded = ForwardedRequest("GET", f"{PREFIX}/sources", headers_of(request), request.url.query, is_repeatable=True)
-    return _answered(await services.forwarder.send(forwarded), request)
+    return _response_of(await services.forwarder.send(forwarded), request)
 
 
 async def _forwarded(
@@ -193,15 +193,15 @@ async def _forwarded(
         body,
         is_repeatable=is_repeatable,
     )
-    return _answered(await services.forwarder.send(forwarded, stream), request)
+    return _response_of(await services.forwarder.send(forwarded, stream), request)
 
 
-def _answered(response: httpx2.Response, request: Request) -> Response:
+def _response_of(response: httpx2.Response, request: Request) -> Response:
     """The response to the client, with the URL of the upload on this server."""
     if not response.is_success and request.method != "HEAD":  # a response to HEAD has no body
         return partner_problem(response, request)
     passed = passed_back(response)
-    where = passed.headers.get("location")
-    if where is not None:
-        passed.headers["location"] = where.replace(f"{PREFIX}/uploads", PATH, 1)
+    location = passed.headers.get("location")
+    if location is not None:
+        passed.headers["location"] = location.replace(f"{PREFIX}/uploads", PATH, 1)
     return passed

@@ -41,11 +41,11 @@ class Artifact:
             raise HandlerFailed(f"{uri} is a folder", code="checkpoint.bad-artifact", hint=hint) from None
 
 
-Place = str | os.PathLike[str] | Artifact
-Places = Place | Sequence[Place]
+ArtifactLike = str | os.PathLike[str] | Artifact
+OneOrMoreArtifacts = ArtifactLike | Sequence[ArtifactLike]
 
 
-def described(artifact: Places | None) -> Iterable[Artifact]:
+def artifacts_of(artifact: OneOrMoreArtifacts | None) -> Iterable[Artifact]:
     """The current state of one or more artifacts. May read large files."""
     places = [artifact] if isinstance(artifact, str | os.PathLike | Artifact) else artifact or ()
     return [place if isinstance(place, Artifact) else Artifact.of(place) for place in places]

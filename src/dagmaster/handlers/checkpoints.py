@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from dagmaster.errors import HandlerFailed
-from dagmaster.handlers.artifacts import Artifact, Places, described, problem_of
+from dagmaster.handlers.artifacts import Artifact, OneOrMoreArtifacts, artifacts_of, problem_of
 from dagmaster.handlers.calling import to_json
 from dagmaster.handlers.context import Check, IsValid
 
@@ -37,13 +37,15 @@ def phase_of(saved: Mapping[str, Any]) -> Phase:
     return Phase(saved["name"], saved["data"], tuple(Artifact(**fields) for fields in saved["artifacts"] or ()))
 
 
-def pack(name: str, data: Any, artifact: Places | None) -> Phase:
+def pack(name: str, data: Any, artifact: OneOrMoreArtifacts | None) -> Phase:
     """A phase to be saved, with the current state of its artifacts. May read large files."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise HandlerFailed(
             f"the name of a checkpoint must have 1 to {MAX_NAME} characters", code="checkpoint.bad-name"
         )
-    artifacts = [Artifact(each.uri, to_json(dict(each.facts), f"artifact {each.uri}")) for each in described(artifact)]
+    artifacts = [
+        Artifact(each.uri, to_json(dict(each.facts), f"artifact {each.uri}")) for each in artifacts_of(artifact)
+    ]
     phase = Phase(to_json(name, "name"), to_json(data, "checkpoint"), tuple(artifacts))
     size_bytes = len(orjson.dumps(phase.as_json()))
     if size_bytes > MAX_BYTES:

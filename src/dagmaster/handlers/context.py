@@ -12,14 +12,14 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
-from dagmaster.handlers.artifacts import Artifact, Places
+from dagmaster.handlers.artifacts import Artifact, OneOrMoreArtifacts
 from dagmaster.jobs.fan import ChildResult
 
 if TYPE_CHECKING:
     import psycopg
 
     from dagmaster.addresses import Addresses
-    from dagmaster.database.connect import Database
+    from dagmaster.database.connect import ConnectionPool
     from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.storage.zones import Storage
 
@@ -133,11 +133,11 @@ class _Common(Protocol):
 
 class Context(_Common, Protocol):
     @property
-    def database(self) -> "Database":
+    def database(self) -> "ConnectionPool":
         """The worker's pool: `async with ctx.database.connection() as connection: …`."""
         ...
 
-    async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+    async def save_checkpoint(self, name: str, data: Any = None, artifact: OneOrMoreArtifacts | None = None) -> None:
         """Save a finished phase: its data, and artifacts by which a later attempt checks whether it is still valid.
 
         If the worker shuts down or the task is cancelled, this also gives the task back.
@@ -163,7 +163,7 @@ class SyncContext(_Common, Protocol):
         """A new connection to the database of the platform; close it (`with ctx.connect() as connection: …`)."""
         ...
 
-    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None: ...
+    def save_checkpoint(self, name: str, data: Any = None, artifact: OneOrMoreArtifacts | None = None) -> None: ...
 
     def load_checkpoint(
         self, is_valid: IsValid | None = None, check: Check | None = None

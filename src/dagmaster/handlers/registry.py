@@ -113,7 +113,7 @@ def installed() -> Registry:
     from dagmaster.handlers import shipped
 
     registry = Registry(shipped.REGISTRATIONS)
-    for point in entry_points.added(entry_points.HANDLERS):
+    for point in entry_points.sorted_entry_points(entry_points.HANDLERS):
         _add_all(registry, point)
     return registry
 
@@ -133,5 +133,5 @@ def _add_all(registry: Registry, point: EntryPoint) -> None:
 
 
 def _refuse(registry: Registry, point: EntryPoint, problem: str) -> None:
-    _log.warning("handlers of a package are refused", entry_point=entry_points.named(point), problem=problem)
-    registry.refused.append(f"{entry_points.named(point)}: {problem}")
+    _log.warning("handlers of a package are refused", entry_point=entry_points.label_of(point), problem=problem)
+    registry.refused.append(f"{entry_points.label_of(point)}: {problem}")

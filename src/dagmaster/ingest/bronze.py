@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from dagmaster.storage.zones import Storage
 
 _FICLONE = 0x40049409  # linux/fs.h
-_WORTH_SHOWING_BYTES = 100_000_000
+_MIN_BYTES_WITH_PROGRESS = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class BronzeCopy:
-    """The place of a file in the bronze zone; `is_there` if the zone has the same content there already."""
+    """The place of a file in the bronze zone; `is_stored` if the zone has the same content there already."""
 
     file: LocalFile
     location: Location
-    is_there: bool
+    is_stored: bool
 
     @property
     def name_in_use(self) -> str | None:
@@ -57,10 +57,10 @@ def places_in_bronze(storage: "Storage", files: Sequence[LocalFile], progress: O
 def _place_in_bronze(
     storage: "Storage", file: LocalFile, copies: Mapping[Location, BronzeCopy], progress: OpenBar
 ) -> BronzeCopy:
-    """If another file has the name, a suffix from the hash of the content is added."""
+    """The place of one file. If another file has the name, a suffix from the hash of the content is added."""
     location = storage.location(blob_name(file.path), zone=Zone.BRONZE)
     if location not in copies and not storage.exists(location):
-        return BronzeCopy(file, location, is_there=False)
+        return BronzeCopy(file, location, is_stored=False)
     digest = _digest(file.path, progress)
     name = Path(location.blob)
     suffixed = storage.location(f"{name.stem}-{digest[:8]}{name.suffix}", zone=Zone.BRONZE)
@@ -73,8 +73,8 @@ def _place_in_bronze(
                     hint="give only one of them",
                 )
         elif storage.exists(candidate) and _is_same(storage, candidate, file.path, digest):
-            return BronzeCopy(file, candidate, is_there=True)
-    return BronzeCopy(file, suffixed, is_there=False)
+            return BronzeCopy(file, candidate, is_stored=True)
+    return BronzeCopy(file, suffixed, is_stored=False)
 
 
 def blob_name(file: Path) -> str:
@@ -99,16 +99,17 @@ def _digest(file: Path, progress: OpenBar) -> str:
 def copy_missing(
     storage: "Storage", copies: Sequence[BronzeCopy], progress: OpenBar, note: Callable[[str], None]
 ) -> None:
-    """Copy each file that the zone does not have yet. `note` receives the new name of a file whose own is in use."""
+    """Copy each file that the zone does not have yet. `note` receives the new name of a file whose own name is in
+    use."""
     for copy in copies:
-        if copy.is_there:
+        if copy.is_stored:
             continue
         if name := copy.name_in_use:
             note(f"the bronze zone has another file named {name}; this one is stored as {copy.location.blob}")
-        copy_in(storage, copy, progress)
+        copy_file(storage, copy, progress)
 
 
-def copy_in(storage: "Storage", copy: BronzeCopy, progress: OpenBar) -> None:
+def copy_file(storage: "Storage", copy: BronzeCopy, progress: OpenBar) -> None:
     """Copy a file to its place. A downloaded file is moved."""
     file = copy.file.path
     if copy.file.is_downloaded:
@@ -143,7 +144,7 @@ def _cloned(file: Path, clone: Path) -> bool:
 def _shown(file: Path, verb: str, progress: OpenBar) -> Iterator[None]:
     """Show how much of a large file this process has read, during the block."""
     size_bytes = file.stat().st_size
-    if size_bytes < _WORTH_SHOWING_BYTES:
+    if size_bytes < _MIN_BYTES_WITH_PROGRESS:
         yield
         return
     title = f"{verb} {file.name}, {size_text(size_bytes)}"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def workflow_for(count: int, chosen: str | None, tile_size: int | None) -> str:
-    """The workflow that is chosen, or the usual one for this number of files."""
+    """The given workflow, or the default one for this number of files."""
     workflow = chosen or workflow_for_files(count)
     if count > 1 and workflow != RASTER_COLLECTION:
         raise InvalidRequest(
@@ -94,7 +94,7 @@ def raster_options(workflow: str, options: Mapping[str, Any]) -> "Options":
 
 
 def dataset_name(name: str | None, arguments: Sequence[str], files: Sequence[LocalFile]) -> str:
-    """The name that is given, or that of the folder if it is the only argument, or that of the first file."""
+    """The given name, or that of the folder if it is the only argument, or that of the first file."""
     folder = Path(arguments[0])
     if not name and len(arguments) == 1 and folder.is_dir():
         name = dataset_id_from(folder.resolve().name)

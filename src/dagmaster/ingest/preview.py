@@ -18,10 +18,10 @@ from dagmaster.web_mercator import position
 
 MAX_SIDE = 1024
 _TILE = 256
-_MAX_SIDE = 4096  # if the coarsest zoom exceeds MAX_SIDE
-_AT_ONCE = 4
+_MAX_SIDE_AT_MINZOOM = 4096  # pixels; the limit if even the coarsest zoom exceeds MAX_SIDE
+_CONCURRENT_REQUESTS = 4
 _TIMEOUT_SECONDS = 60.0
-_START_PATIENCE_SECONDS = 45.0  # the map server takes seconds to start
+_MAX_START_SECONDS = 45.0  # the map server takes seconds to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +52,9 @@ def make_preview(tilejson_url: str, target: Path, longest_side: int = MAX_SIDE) 
 
 
 def _tilejson(http: httpx2.Client, url: str) -> Any:
-    """The TileJSON; requested again while the map server is still starting."""
+    """The TileJSON; it is requested again while the map server is still starting."""
     request_url = httpx2.URL(url).copy_merge_params({"tilesize": str(_TILE), "tile_format": "png"})
-    deadline = time.monotonic() + _START_PATIENCE_SECONDS
+    deadline = time.monotonic() + _MAX_START_SECONDS
     while True:
         try:
             response = http.get(request_url)
@@ -68,11 +68,11 @@ def _tilejson(http: httpx2.Client, url: str) -> Any:
 
 
 def _fitting(tilejson: Any, longest_side: int) -> tuple[int, tuple[int, int, int, int]]:
-    """The zoom, and the bounds in its pixels."""
+    """The finest zoom at which the dataset fits, and its bounds in pixels of that zoom."""
     for zoom in range(tilejson["maxzoom"], tilejson["minzoom"] - 1, -1):
         box = _pixels(tilejson["bounds"], zoom)
         side = max(box[2] - box[0], box[3] - box[1])
-        if side <= longest_side or (zoom == tilejson["minzoom"] and side <= _MAX_SIDE):
+        if side <= longest_side or (zoom == tilejson["minzoom"] and side <= _MAX_SIDE_AT_MINZOOM):
             return zoom, box
     raise Unavailable("the dataset is too large for a preview", code="preview.large")
 
@@ -85,7 +85,7 @@ def _pixels(bounds: list[float], zoom: int) -> tuple[int, int, int, int]:
 
 
 def _position(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
-    """In pixels from the upper left corner of the world, in Web Mercator."""
+    """The position in pixels from the upper left corner of the world, in Web Mercator."""
     size = _TILE * 2**zoom
     x, y = position(longitude, latitude, limit=85.05)
     return x * size, y * size
@@ -104,7 +104,7 @@ def _fetched(
         return response.raise_for_status().content
 
     tiles = list(itertools.product(cols, rows))
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as threads:
         return {tile: image for tile, image in zip(tiles, threads.map(fetch, tiles), strict=True) if image}
 
 
@@ -113,7 +113,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except httpx2.HTTPStatusError as error:
-        what = f"the map server answered {error.response.status_code} for {error.request.url.path}"
+        what = f"the map server responded with status {error.response.status_code} for {error.request.url.path}"
         raise Unavailable(what, code="preview.refused") from None
     except httpx2.HTTPError as error:
-        raise Unavailable(f"the map server does not answer: {error}", code="preview.unreachable") from None
+        raise Unavailable(f"the map server does not respond: {error}", code="preview.unreachable") from None

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from dagmaster.settings import Settings
     from dagmaster.storage.zones import Storage
 
-# Suffixes of the files that are taken from a folder; a file that is given by its name may have any suffix.
+# Suffixes of the files that are used from a folder; a file that is given by its name may have any suffix.
 _SUFFIXES = frozenset({".tif", ".tiff", ".jp2", ".img"})
 _MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file, or the URL of one that is downloaded; `argument` is what it was given as."""
+    """A file, or the URL of one that is downloaded; `argument` is the argument that names it."""
 
     argument: str
     path: Path | None = None

@@ -32,7 +32,7 @@ def store_files(
         sources = upload_files(client, files, platform_id, progress, note)
         return sources[0].container, [source.blob for source in sources]
     copies = places_in_bronze(storage, files, progress)
-    if is_dry_run and (missing := [copy.file for copy in copies if not copy.is_there]):
+    if is_dry_run and (missing := [copy.file for copy in copies if not copy.is_stored]):
         raise _not_in_bronze(missing[0])
     copy_missing(storage, copies, progress, note)
     return copies[0].location.container, [copy.location.blob for copy in copies]

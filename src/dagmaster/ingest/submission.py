@@ -32,8 +32,8 @@ RESUMED = "resumed"
 
 @dataclass(slots=True)
 class Ingestion:
-    """What is processed, and how. `storage` is that of the platform, if this machine can reach it. `submit` sets
-    `result` and `outcome`."""
+    """Files of the bronze zone, and the options to process them with. `storage` is that of the platform, if this
+    machine can reach it. `submit` sets `result` and `outcome`."""
 
     dataset: str
     workflow: str

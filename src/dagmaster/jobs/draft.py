@@ -71,9 +71,9 @@ class Draft:
             raise AssertionError(f"node {node_id} cannot go from {state.status} to {to}")
         if to is NodeStatus.READY:
             self.changes.promoted.append(node_id)
-        seen = {name: value for name, value in facts.items() if name in _VIEW_FIELDS}
+        view_facts = {name: value for name, value in facts.items() if name in _VIEW_FIELDS}
         message = (facts.get("error") or {}).get("message")
-        self.view.nodes[node_id] = state._replace(status=to, error_message=message, **seen)
+        self.view.nodes[node_id] = state._replace(status=to, error_message=message, **view_facts)
         self._write(node_id, to, facts)
         self.touched.add(node_id)
 
@@ -82,7 +82,7 @@ class Draft:
         if row is None:
             row = self._rows[node_id] = NodeChange(node_id, to)
         row.status = to
-        row.wait_seconds = None  # a wait ends with the state that it was for
+        row.wait_seconds = None  # a delay applies only to the state for which it was set
         for name, value in facts.items():
             if name in _ROW_FIELDS:
                 setattr(row, name, value)
@@ -132,8 +132,10 @@ class Draft:
             self._retry(node_id, schedule)
 
     def dispatch(self, node_id: str, task: NewTask, max_retries: int) -> None:
-        shown = task.params if task.params_ref is None else {"params_ref": task.params_ref}
-        self._move(node_id, NodeStatus.DISPATCHED, attempt=task.attempt, input_params=shown, max_retries=max_retries)
+        stored_params = task.params if task.params_ref is None else {"params_ref": task.params_ref}
+        self._move(
+            node_id, NodeStatus.DISPATCHED, attempt=task.attempt, input_params=stored_params, max_retries=max_retries
+        )
         self.changes.tasks.append(task)
         self._dispatched(node_id, task.attempt)
 
@@ -305,7 +307,7 @@ class Draft:
         )
         self.changes.tasks.append(task)
         self._dispatched(update.node_id, task.attempt)
-        self._take(update.parent_node_id, expands=1)
+        self._take_stale_child(update.parent_node_id, expands=1)
 
     def close_child(self, update: Idle, to: NodeStatus, reason: str) -> None:
         """Close a child of an earlier run that this run does not have."""
@@ -313,9 +315,10 @@ class Draft:
         self._child(update, to, reason=reason)
         type_ = EventType.NODE_SKIPPED if to is NodeStatus.SKIPPED else EventType.NODE_CANCELLED
         self.changes.record(type_, node=update.node_id, status=to, data={"reason": reason})
-        self._take(update.parent_node_id, expands=0)
+        self._take_stale_child(update.parent_node_id, expands=0)
 
-    def _take(self, fan_out: str, expands: int) -> None:
+    def _take_stale_child(self, fan_out: str, expands: int) -> None:
+        """One stale child less; with `expands`=1 it counts as created in this run."""
         state = self.view.nodes[fan_out]
         expanded = state.expanded + expands
         self.view.nodes[fan_out] = state._replace(stale_count=state.stale_count - 1, expanded=expanded)

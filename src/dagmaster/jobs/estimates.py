@@ -117,6 +117,7 @@ def from_past(elapsed: float, usual: float | None) -> float | None:
 
 
 def sensible(seconds: float | None) -> float | None:
+    """The estimate; None if it is negative, infinite or longer than MAX_SECONDS."""
     if seconds is None or not math.isfinite(seconds) or not 0 <= seconds <= MAX_SECONDS:
         return None
     return seconds
@@ -140,6 +141,6 @@ def of_all(ends: Iterable[float | None]) -> float | None:
 
 
 def of_job(elapsed: float | None, fraction: float | None, usual: float | None) -> float | None:
-    """The estimate of a job of which only its progress and the usual duration are known."""
+    """Seconds until a job ends, if only its progress and its usual duration are known."""
     by_past = from_past(elapsed or 0.0, usual)
     return by_past if by_past is not None else from_rate(elapsed, fraction)

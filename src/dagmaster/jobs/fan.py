@@ -14,7 +14,7 @@ from dagmaster.jobs.payload import INLINE_BYTES
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
-# The integers that JSON readers support, and more digits than a sum of 64-bit floats can have.
+# The range of integers that JSON readers support. The precision exceeds that of any sum of 64-bit floats.
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 _EXACT = Context(prec=1_000)
 
@@ -91,7 +91,7 @@ def _combined(mode: Aggregation, outputs: list[Any]) -> dict[str, Any]:
 
 
 def total_of(outputs: Iterable[Any]) -> int | float:
-    """The exact sum of all numbers in these values. A sum of integers is an integer, any other is the nearest float."""
+    """The exact sum of all numbers in these values. A sum of integers is an integer; any other sum is a float."""
     total, is_whole = Decimal(0), True
     for number in (number for output in outputs for number in numbers_in(output)):
         exact = Decimal(orjson.dumps(number).decode())  # as the database reads it
@@ -107,7 +107,7 @@ def total_of(outputs: Iterable[Any]) -> int | float:
 
 
 def numbers_in(value: Any) -> list[int | float]:
-    """Every number in a JSON value, however deep. True and false are not numbers."""
+    """Every number in a JSON value, at any depth. True and false are not numbers."""
     if isinstance(value, bool):
         return []
     if isinstance(value, int | float):

@@ -35,12 +35,12 @@ _HOT = {
 }
 
 
-def _shown(value: Any) -> Any:
+def _as_object(value: Any) -> Any:
     return value if isinstance(value, dict) else {"unreadable": value}
 
 
-# An object in a row. A row that was changed by hand may have another type of value; it is shown instead of an error.
-StoredObject = Annotated[dict[str, Any], BeforeValidator(_shown)]
+# An object in a row. In a row that was changed by hand it may be another value, which is then shown as `unreadable`.
+StoredObject = Annotated[dict[str, Any], BeforeValidator(_as_object)]
 StoredObjects = Annotated[
     list[StoredObject], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 ]
@@ -100,7 +100,7 @@ class Job(Record):
             Index("dag_jobs_by_submitter", ("submitted_by", "job_id"), where="submitted_by IS NOT NULL"),
             Index("dag_jobs_by_definition", ("definition_hash",)),  # for retention: which definitions are used
             Index("dag_jobs_by_correlation", ("correlation_id",), where="correlation_id IS NOT NULL"),
-            # For streams: the jobs that ended after a time. Only the end of a job, which changes its status, adds one.
+            # For streams: the jobs that ended after a given time. A job is added to it only when it ends.
             Index("dag_jobs_by_end", ("completed_at",), where="completed_at IS NOT NULL"),
         ),
         checks={"priority": "priority BETWEEN 0 AND 10"},

@@ -403,7 +403,7 @@ class _Decision:
                     self._join(node_id, node)
                 case _:
                     assert_never(node)
-        except SlowTemplate as slow:  # of a fan_out, which stays ready
+        except SlowTemplate as slow:  # a template of a fan_out, which stays ready
             self.slow[slow.key] = slow
         except UnknownRoute as error:
             self._defer(node_id, error)
@@ -619,7 +619,9 @@ class _Decision:
             self.slow[slow.key] = slow
         except Exception as error:  # including a bug of this software: the job ends with it
             reason = error if isinstance(error, DagmasterError) else unexpected(error)
-            self.draft.move_job(JobStatus.FAILED, error_message=f"the workflow's outputs: {reason}")
+            self.draft.move_job(
+                JobStatus.FAILED, error_message=f"the workflow's outputs could not be rendered: {reason}"
+            )
 
     def _conclude_stopped(self) -> None:
         if self.draft.view.stopping is Stop.CANCELLED:
@@ -633,16 +635,16 @@ class _Decision:
 
 
 def _idle_last(update: TaskUpdate) -> tuple[bool, int]:
-    """Children that run again come last, in their order."""
+    """Sort key: children that run again come last, in the order of their index."""
     return isinstance(update, Idle), update.fan_out_index or 0 if isinstance(update, Idle) else 0
 
 
 def _overrun(update: Overran) -> str:
     seconds = f"{round(update.seconds, 2):g} s"
     return (
-        f"waited longer than {seconds} in its queue"
+        f"the task waited longer than {seconds} in its queue"
         if update.started_at is None
-        else f"took longer than its timeout of {seconds}"
+        else f"the task ran longer than its timeout of {seconds}"
     )
 
 

@@ -16,8 +16,8 @@ from dagmaster.workflows.meter import TEMPLATE_SECONDS, UNITS_PER_SECOND, Meter,
 
 Key = tuple[str | int, ...]  # the node, and which of its templates
 
-AT_ONCE_SECONDS = 0.05  # the time for a template within a decision; heartbeats and other jobs wait for it
-RENDERING: Any = object()  # the outcome of a template that is being rendered
+AT_ONCE_SECONDS = 0.05  # the time for a template within a decision; heartbeats and other jobs wait meanwhile
+RENDERING: Any = object()  # stands for the outcome of a template that is still being rendered
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,16 @@ class Rerun:
 def resume(view: JobView) -> Rerun:
     """What a resume runs again, or an error if the job cannot be resumed."""
     if view.status not in RESUMABLE:
-        what = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
-        raise Conflict(f"job {view.job_id} {what}: it cannot be resumed", code="job.not-resumable")
+        problem = "has completed" if view.status is JobStatus.COMPLETED else "has not ended"
+        raise Conflict(f"job {view.job_id} {problem}: it cannot be resumed", code="job.not-resumable")
     rerun_nodes = {node_id for node_id in view.nodes if _must_rerun(view, node_id)}
     children: dict[str, int] = {}
     for node_id in reversed(view.graph.order):  # whether children are needed depends on their readers
         state = view.nodes[node_id]
         # A fan_out that continues may also have stale children, which `unsuccessful_count` does not include.
-        if _are_wanted(view, node_id, rerun_nodes, children) and (state.unsuccessful_count or node_id in rerun_nodes):
+        if _are_results_needed(view, node_id, rerun_nodes, children) and (
+            state.unsuccessful_count or node_id in rerun_nodes
+        ):
             children[node_id] = state.unsuccessful_count
     if not rerun_nodes and not children:
         raise Conflict(
@@ -180,10 +182,10 @@ def _has_started(state: NodeView) -> bool:
     return state.status is NodeStatus.COMPLETED or state.attempt > 0 or state.is_sized
 
 
-def _are_wanted(view: JobView, fan_out: str, rerun_nodes: set[str], children: Collection[str]) -> bool:
+def _are_results_needed(view: JobView, fan_out: str, rerun_nodes: set[str], children: Collection[str]) -> bool:
     if not isinstance(view.graph.workflow.nodes[fan_out], FanOutNode):
         return False
     readers = {node_id for node_id in view.nodes if fan_out_read_by(view.graph, node_id) == fan_out}
     if any(view.nodes[reader].status is NodeStatus.COMPLETED and reader not in children for reader in readers):
-        return False  # it completed without them
+        return False  # a node that reads them completed without them
     return fan_out in rerun_nodes or exceeds_tolerance(view, fan_out) or bool(readers & {*rerun_nodes, *children})

@@ -29,7 +29,7 @@ class NodeStatus(StrEnum):
 
 
 class TaskStatus(StrEnum):
-    """One attempt of a node."""
+    """The state of one attempt of a node."""
 
     QUEUED = "queued"
     RUNNING = "running"

@@ -62,7 +62,7 @@ class ParamsWriter:
         self._shared: dict[int, _Encoded | None] = {}
 
     def share(self, params: dict[str, Any]) -> None:
-        """These params are the same for many children: encode them once. The caller keeps them alive."""
+        """Encode these params once, for many children. The caller must keep the dict: it is recognised by its id()."""
         self._shared[id(params)] = None
 
     def task(self, task: NewTask, what: str = "the params") -> NewTask:
@@ -125,7 +125,7 @@ class ParamsWriter:
         return len(orjson.dumps(message._asdict()))
 
     def _keep(self, encoded: _Encoded) -> Reference:
-        """Let the transaction write this payload, once."""
+        """Add a payload to those that the transaction writes, unless it is already one of them."""
         payloads, reference = self.changes.payloads, encoded.reference
         if reference["sha256"] not in payloads:
             payloads[reference["sha256"]] = encoded.text

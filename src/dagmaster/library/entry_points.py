@@ -8,7 +8,7 @@ HANDLERS = "dagmaster.handlers"
 WORKFLOWS = "dagmaster.workflows"
 
 
-def added(group: str) -> list[EntryPoint]:
+def sorted_entry_points(group: str) -> list[EntryPoint]:
     """The entry points of a group, sorted: if two have the same name, every process uses the same one."""
     return sorted(_installed(group, tuple(sys.path)), key=lambda point: (_package(point), point.name))
 
@@ -20,8 +20,8 @@ def _installed(group: str, _path: tuple[str, ...]) -> EntryPoints:
     return entry_points(group=group)
 
 
-def named(point: EntryPoint) -> str:
-    """The entry point as error messages name it."""
+def label_of(point: EntryPoint) -> str:
+    """The entry point as error messages show it."""
     return f"entry point {point.group}: {point.name} = {point.value} (of {_package(point)})"
 
 

@@ -90,14 +90,14 @@ def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
     """The workflow files of other packages, and the entry points without any."""
     files: list[Path] = []
     refused: list[InvalidWorkflow] = []
-    for point in entry_points.added(entry_points.WORKFLOWS):
+    for point in entry_points.sorted_entry_points(entry_points.WORKFLOWS):
         try:
             files += _files_of(point)
         except InvalidWorkflow as error:
             refused.append(error)
         except (Exception, SystemExit) as error:  # a package that fails on import does not affect the others
             refused.append(
-                InvalidWorkflow(entry_points.named(point), [WorkflowProblem(entry_points.problem_of(error))])
+                InvalidWorkflow(entry_points.label_of(point), [WorkflowProblem(entry_points.problem_of(error))])
             )
     return files, refused
 
@@ -107,7 +107,7 @@ def _files_of(point: EntryPoint) -> list[Path]:
     names = (entry for entry in resources.files(point.module).iterdir() if entry.name.endswith((".yaml", ".yml")))
     if not (files := sorted(Path(str(entry)) for entry in names)):
         problem = WorkflowProblem("has no .yaml files; are they part of the installed package?")
-        raise InvalidWorkflow(entry_points.named(point), [problem])
+        raise InvalidWorkflow(entry_points.label_of(point), [problem])
     return files
 
 

@@ -37,7 +37,8 @@ _TICK_SECONDS = 0.05
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One process, which serves on `listening`. `failures` counts its unexpected ends since it last ran well."""
+    """One process; it serves on the socket `listening`, if there is one. `failures` counts how often it has ended
+    unexpectedly since it last ran for a while."""
 
     role: str
     number: int
@@ -64,10 +65,10 @@ class ChildProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """To be called from the main thread: the kernel sends the death signal when the forking thread ends."""
-        passed = {"--fd": self.listening.fileno()} if self.listening else {}
+        """Must be called from the main thread: the kernel sends the death signal when the forking thread ends."""
+        descriptors = {"--fd": self.listening.fileno()} if self.listening else {}
         if self.is_held:
-            passed["--hold"], write_end = os.pipe()
+            descriptors["--hold"], write_end = os.pipe()
             self._gate = os.fdopen(write_end, "wb", buffering=0)
         with stop_signals_blocked():
             self._process = subprocess.Popen(
@@ -76,28 +77,28 @@ class ChildProcess:
                     "-m",
                     "dagmaster",
                     self.role,
-                    *(f"{name}={number}" for name, number in passed.items()),
+                    *(f"{name}={number}" for name, number in descriptors.items()),
                 ],
                 env=dict(self.environment),
                 stdin=subprocess.DEVNULL,
-                pass_fds=tuple(passed.values()),
+                pass_fds=tuple(descriptors.values()),
                 start_new_session=True,
                 preexec_fn=die_with(os.getpid()),  # noqa: PLW1509  only system calls, and no import, in the child
             )
         if self.is_held:
-            os.close(passed["--hold"])
+            os.close(descriptors["--hold"])
         self._started_at, self._start_at = time.monotonic(), None
 
     def release(self) -> None:
         """Let a held process begin."""
         self.is_held = False
         if self._gate:
-            # A process that has ended breaks the pipe; it is restarted, and not held then.
+            # If the process has ended, the pipe is broken; the restarted process is not held.
             with suppress(BrokenPipeError), self._gate as gate:
                 gate.write(b"!")
 
-    def tend(self, say: Say) -> None:
-        """Notice that the process has ended by itself; restart it after its wait."""
+    def supervise(self, say: Say) -> None:
+        """Detect that the process has ended by itself, and restart it after a delay."""
         if self._start_at is not None:
             if time.monotonic() >= self._start_at:
                 self.start()
@@ -118,15 +119,15 @@ class ChildProcess:
         self._start_at = now + wait
         say(f"{self.name} (process {self.pid}) {ending(code)}; restarting in {wait:g} s")
 
-    def signal(self, which: signal.Signals) -> None:
+    def signal(self, signum: signal.Signals) -> None:
         if self.is_running and self._process:
-            self._process.send_signal(which)
+            self._process.send_signal(signum)
 
 
 def stop_all(
     children: Iterable[ChildProcess], grace_seconds: float, is_stopped_again: Callable[[], bool]
 ) -> list[ChildProcess]:
-    """Ask all to stop, wait, kill the remaining ones; returns those that had to be killed."""
+    """Ask all processes to stop, wait, kill those that still run; returns the killed ones."""
     children = list(children)
     for child in children:
         child.signal(signal.SIGTERM)
@@ -161,8 +162,8 @@ def stop_signals_blocked() -> Iterator[None]:
 
 
 def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
-    """The first thing a child process does: ask the kernel for this signal when its parent dies. Stop signals, which
-    the parent may have blocked, are unblocked."""
+    """The function that a child process calls first: it asks the kernel for this signal when its parent dies. Stop
+    signals, which the parent may have blocked, are unblocked."""
 
     def set_death_signal() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

@@ -35,20 +35,21 @@ _DEFAULT = "default"
 
 @dataclass(frozen=True, slots=True)
 class LocalData:
-    """`folder` is None if it is unknown; sizes are None if this user may not read them."""
+    """`folder` is None if it is unknown; sizes are None if this user may not read them. `pid` is that of the platform,
+    or that of its PostgreSQL if `folder` is unknown. `has_server`: its PostgreSQL is running."""
 
     id: str
     folder: Path | None
     cluster: Cluster
     owner: str
     pid: int | None
-    is_starting: bool
+    has_server: bool
     database_bytes: int | None
     folder_bytes: int | None
 
     @property
     def is_running(self) -> bool:
-        return self.pid is not None or self.is_starting
+        return self.pid is not None or self.has_server
 
     @property
     def is_orphaned(self) -> bool:
@@ -109,17 +110,16 @@ def remove(data: LocalData) -> int:
         for name in _OWN_NAMES if folder else ():
             _delete(folder / name)  # type: ignore[operator]
         _record_of(data.id).unlink(missing_ok=True)
-    with suppress(OSError):  # it has files of the user
+    with suppress(OSError):  # the folder contains files of the user
         if folder and data.id != _DEFAULT:
             folder.rmdir()
     return (data.database_bytes or 0) + (data.folder_bytes or 0)
 
 
 def _read(name: str, folder: Path | None, cluster: Cluster) -> LocalData:
-    own = [folder / own for own in _OWN_NAMES] if folder else []
+    paths = [folder / own for own in _OWN_NAMES] if folder else []
     database_bytes = _size(cluster.folder)
-    outside = [path for path in own if path != cluster.folder]
-    sizes = [_size(path) for path in outside]
+    sizes = [_size(path) for path in paths if path != cluster.folder]
     pid = cluster.server_pid()
     return LocalData(
         id=name,
@@ -127,7 +127,7 @@ def _read(name: str, folder: Path | None, cluster: Cluster) -> LocalData:
         cluster=cluster,
         owner=_owner(cluster.folder if os.path.lexists(cluster.folder) else folder),
         pid=discovery.holder_of(folder) if folder else pid,
-        is_starting=pid is not None,
+        has_server=pid is not None,
         database_bytes=database_bytes,
         folder_bytes=sum(size or 0 for size in sizes) if folder else None,
     )
@@ -199,7 +199,7 @@ def _translated(data: LocalData) -> Iterator[None]:
         raise NotAllowed(
             f"{error.filename} cannot be deleted: it belongs to another user",
             code="local.not-allowed",
-            hint=f"a platform was run as root there: `sudo dagmaster local rm {data.folder or data.id}`",
+            hint=f"if a platform was run as root there, use `sudo dagmaster local rm {data.folder or data.id}`",
         ) from None
     except OSError as error:
         raise Unavailable(f"{error.filename} cannot be deleted: {error.strerror}", code="local.busy") from None

@@ -41,8 +41,8 @@ _CONTAINERS = ("bronze_container", "silver_container", "external_container")
 
 
 def storage_of(settings: Settings) -> dict[str, str]:
-    named = {name: getattr(settings, name) for name in (*STORAGE_FOLDERS, *OBJECT_STORES, *_CONTAINERS)}
-    absolute = {name: value.absolute() if isinstance(value, Path) else value for name, value in named.items()}
+    chosen = {name: getattr(settings, name) for name in (*STORAGE_FOLDERS, *OBJECT_STORES, *_CONTAINERS)}
+    absolute = {name: value.absolute() if isinstance(value, Path) else value for name, value in chosen.items()}
     return {name: str(value) for name, value in absolute.items() if value}
 
 
@@ -51,7 +51,7 @@ def holder_of(folder: Path) -> int | None:
     lock = folder / "platform.lock"
     try:
         pid = lock.read_text().strip() if is_held(lock) else ""
-    except OSError:  # of another user
+    except OSError:  # the file belongs to another user
         return None
     return int(pid) if pid.isdigit() else None
 

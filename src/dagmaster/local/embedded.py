@@ -54,9 +54,8 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 
 @dataclass(slots=True)
 class Cluster:
-    """One data folder and, while started, its server. `fast` is for tests: it gives up durability, and only
-    gateways need a password. With `asks_passwords=False`, also only gateways need a password, but the server is
-    durable."""
+    """One data folder and, while started, its server. `fast` is for tests: the server is not durable, and only gateways
+    need a password. With `asks_passwords=False` the server is durable, and only gateways need a password."""
 
     folder: Path
     socket_folder: Path
@@ -72,13 +71,13 @@ class Cluster:
     ) -> Self:
         """The cluster of a data folder, or the one called `name` if no folder is given.
 
-        `data_home` is the folder for data of a normal user: XDG_DATA_HOME, or ~/.local/share.
+        `data_home` is the folder for data of a normal user, by default ~/.local/share.
         """
         return cls.of(identity_of(data_folder, name), data_folder, fast=fast, data_home=data_home)
 
     @classmethod
     def of(cls, identity: str, data_folder: Path | None, *, fast: bool = False, data_home: Path | None = None) -> Self:
-        """The cluster with this identity; of a normal user in the data folder, if there is one."""
+        """The cluster with this identity. That of a normal user is in the data folder, if one is given."""
         if os.geteuid() == 0:
             folder, user = ROOT_HOME / identity, _unprivileged_user(ROOT_HOME / identity)
         else:
@@ -133,7 +132,7 @@ class Cluster:
             self._initialise()
 
     def start(self) -> None:
-        """Start the server and wait until it answers; it ends when this process does."""
+        """Start the server and wait until it accepts connections; it ends when this process ends."""
         self.launch()
         try:
             self.add_postgis()
@@ -171,9 +170,9 @@ class Cluster:
         """Stop the server, even if another process started it; kill it if it takes too long."""
         pid = self._process.pid if self._process and self._process.poll() is None else self.server_pid()
         if pid is not None:
-            for how, seconds in ((_STOP_SIGNALS[mode], patience_seconds), (signal.SIGQUIT, 15.0)):
+            for signum, seconds in ((_STOP_SIGNALS[mode], patience_seconds), (signal.SIGQUIT, 15.0)):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, how)
+                    os.kill(pid, signum)
                 if self._has_ended_within(seconds):
                     break
             else:
@@ -268,7 +267,7 @@ class Cluster:
         _sync(self.folder)
 
     def _remove_leftovers(self) -> None:
-        """Remove the pid files of a server that was killed, if another process has its pid now.
+        """Remove the pid files of a server that was killed, if another process has its pid now, or if they have no pid.
 
         If no process has that pid, PostgreSQL notices it itself, and checks more than we can.
         """
@@ -279,8 +278,8 @@ class Cluster:
                 leftover.unlink(missing_ok=True)
 
     def _write_hba(self) -> None:
-        """Require passwords, unless the superuser has none yet, as in a new folder. In tests only gateways need one,
-        because a password makes each connection some milliseconds slower."""
+        """Require passwords, unless the superuser has none yet, as in a new folder. In tests only gateways need a
+        password, because it makes each connection some milliseconds slower."""
         needs_passwords = self._passwords.exists() and not self._is_open
         rules = ["local all all scram-sha-256"] if needs_passwords else [f"local all +{GROUP} scram-sha-256"]
         rules += [] if needs_passwords else ["local all all trust"]
@@ -299,7 +298,7 @@ class Cluster:
             connection.execute("SELECT pg_reload_conf()")
 
     def _write_private(self, file: Path, text: str) -> None:
-        """Readable by the user of the server only; never half written."""
+        """Write a file that only the user of the server can read. It is never incomplete."""
         unfinished = file.with_name(f"{file.name}.new")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_SYMLINK, 0o600)
         with os.fdopen(descriptor, "w") as opened:
@@ -329,7 +328,7 @@ class Cluster:
         return os.fdopen(os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NO_SYMLINK, 0o600), "ab")
 
     def _settings(self, binaries: Path) -> Iterator[tuple[str, str]]:
-        """Given on the command line, so that a newer dagmaster can change them for an existing folder."""
+        """Server settings, for the command line: a newer dagmaster can change them for an existing folder."""
         yield from _SETTINGS.items()
         yield "unix_socket_directories", str(self.socket_folder)
         yield "hba_file", str(self._hba)
@@ -351,11 +350,11 @@ class Cluster:
         deadline = time.monotonic() + self.start_timeout_seconds
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise self._not_started(f"ended with {self._process.returncode}")
+                raise self._not_started(f"ended with exit code {self._process.returncode}")
             with contextlib.suppress(psycopg.OperationalError), self._superuser():
                 return
             time.sleep(0.03)
-        raise self._not_started(f"did not answer within {self.start_timeout_seconds:.0f} s")
+        raise self._not_started(f"did not accept connections within {self.start_timeout_seconds:.0f} s")
 
     def _not_started(self, what: str) -> Unavailable:
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
@@ -412,14 +411,14 @@ def find_binaries(major: int | None = None) -> Path:
 
 
 def _installed() -> Iterator[tuple[int, Path]]:
-    """If a version is installed twice, the later one in this order is used: that of Debian."""
+    """Installed versions with their folders. If a version is installed twice, the last one is used: that of Debian."""
     programs = (shutil.which(name) for name in ("pg_config", "postgres"))
     candidates = [Path(program).resolve().parent for program in programs if program]
     candidates += Path("/usr/lib/postgresql").glob("*/bin")
     for folder in candidates:
         if (folder / "postgres").exists() and (folder / "initdb").exists():
-            done = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False)
-            if version := re.search(r"\) (\d+)", done.stdout):
+            process = subprocess.run([folder / "postgres", "--version"], capture_output=True, text=True, check=False)
+            if version := re.search(r"\) (\d+)", process.stdout):
                 yield int(version[1]), folder
 
 
@@ -457,7 +456,9 @@ def _socket_folder(identity: str) -> Path:
     else:
         folder = Path("/tmp") / f"dagmaster-{user}-{identity}"  # noqa: S108  its owner and mode are checked before use
     if len(os.fsencode(folder)) > MAX_SOCKET_FOLDER_LENGTH:
-        raise InvalidRequest(f"the cluster's name is too long for a socket: {identity}", code="cluster.name")
+        raise InvalidRequest(
+            f"the name of the cluster is too long for the path of a socket: {identity}", code="cluster.name"
+        )
     return folder
 
 

@@ -66,7 +66,7 @@ def _key_id_in(file: Path) -> str | None:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Readable by its owner only; never half written."""
+    """Write a file that only its owner can read. It is never incomplete."""
     unfinished = file.with_name(f"{file.name}.new")
     unfinished.unlink(missing_ok=True)
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from dagmaster.settings import Settings
 
 READY_PATIENCE_SECONDS = 60.0
-# The time a worker may need after its handlers' grace period, to kill those that still run and write the last reports.
-_LEAVING_SECONDS = 18.0
+# The time that a worker needs after the grace period, to kill handlers that still run and to write the last reports.
+_WORKER_EXIT_SECONDS = 18.0
 _DATABASE_CHECK_SECONDS = 1.0
 _ADDRESSES_OF_THIS_MACHINE = ("127.0.0.1", "::1")
 
-# On one machine a crash is noticed within seconds. A group does not apply if the user chose one of its settings.
+# With these settings a crash is noticed within seconds. A group does not apply if the user has set one of its settings.
 _FAST_PROFILE: tuple[dict[str, float], ...] = (
     {"heartbeat_interval_sec": 1, "orphan_threshold_sec": 4, "orphan_scan_interval_sec": 1},
     {"task_lease_sec": 6, "lease_renew_sec": 1.5},
-    # A person waits for this stop. Tasks that are given back continue at the next start.
+    # A person waits until the platform has stopped. Tasks that are given back continue at the next start.
     {"shutdown_grace_sec": 5},
 )
 
@@ -77,7 +77,7 @@ class LocalPlatform:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Ready inside the block; stopped after it."""
+        """Start the platform. It is ready inside the block, and stopped after it."""
         from dagmaster.local.data import record
 
         begun = time.monotonic()
@@ -104,7 +104,7 @@ class LocalPlatform:
             finally:
                 self._stop()
 
-    def tend(self) -> None:
+    def supervise(self) -> None:
         """Restart processes that have ended. To be called several times a second.
 
         Raises KeyboardInterrupt after a stop signal: a library may have caught the one that the signal raised.
@@ -113,7 +113,7 @@ class LocalPlatform:
             raise KeyboardInterrupt
         self._supervise_database()
         for child in self.children:
-            child.tend(self.say)
+            child.supervise(self.say)
 
     def interrupt(self) -> None:
         """Begin to stop. If stopping has begun already, kill the remaining processes instead of waiting for them."""
@@ -124,7 +124,7 @@ class LocalPlatform:
         raise KeyboardInterrupt
 
     def _start_database(self) -> None:
-        """Release each role as soon as it can work: orchestrators do not wait for the catalogue, workers do."""
+        """Start the database, and release each role as soon as it can work: only workers wait for the catalogue."""
         from dagmaster.database.schema.deploy import SchemaState
 
         if self.cluster:
@@ -171,7 +171,7 @@ class LocalPlatform:
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
-        # One of them serves the API.
+        # Only the first orchestrator serves the API: it gets the socket.
         environment = {**environment, "API_ENABLED": "false", "API_HOST": self.settings.api_host}
         self.children = [
             ChildProcess(
@@ -184,7 +184,7 @@ class LocalPlatform:
 
     @property
     def maps_url(self) -> str | None:
-        """Where people and programs reach the maps: at the address of the API, which forwards them."""
+        """Where people and programs reach the maps: at the address of the API, which forwards such requests."""
         return self.serving_url and (self.api_url or self.serving_url)
 
     @property
@@ -192,11 +192,11 @@ class LocalPlatform:
         return f"{self.api_url}{UI}/" if self.api_url else None
 
     def _start_maps(self, maps: socket.socket | None) -> None:
-        """Start the map server after the other roles, because it loads most. Earlier requests wait in its socket."""
+        """Start the map server after the other roles, because its imports take longest. Earlier requests wait."""
         if maps:
             # The API forwards requests to it, from an address of this machine.
-            own = (*self.settings.trusted_proxies, *_ADDRESSES_OF_THIS_MACHINE, self.settings.serving_host)
-            environment = {**self._environment(), "TRUSTED_PROXIES": ",".join(filter(_is_address, own))}
+            proxies = (*self.settings.trusted_proxies, *_ADDRESSES_OF_THIS_MACHINE, self.settings.serving_host)
+            environment = {**self._environment(), "TRUSTED_PROXIES": ",".join(filter(_is_address, proxies))}
             self.children.append(ChildProcess("serving", 1, environment, maps))
             self.children[-1].start()
 
@@ -213,8 +213,8 @@ class LocalPlatform:
             return
         self.gateway_url = _url(self.settings.gateway_host, gateway.getsockname()[1])
         # The gateway must not be able to write, so it gets no settings of the main database.
-        writing = ("DATABASE_", "POSTGRES_", "PG")
-        environment = {name: value for name, value in self._environment().items() if not name.startswith(writing)}
+        main_database = ("DATABASE_", "POSTGRES_", "PG")
+        environment = {name: value for name, value in self._environment().items() if not name.startswith(main_database)}
         environment |= {"GATEWAY_DATABASE_URL": dsn, "ORCHESTRATOR_URLS": self.api_url}
         if self.settings.auth_enabled and not self.settings.gateway_key:
             environment |= {"GATEWAY_KEY": _gateway_key(self.dsn, self.folder)}
@@ -228,17 +228,17 @@ class LocalPlatform:
         return self._bind(GATEWAY, settings.gateway_host, settings.gateway_port, settings.may_expose_gateway)
 
     def _api_socket(self) -> socket.socket | None:
-        """On the chosen port; else on the default port, or on a free one if the default is in use."""
+        """A socket on the chosen port; else on the default port, or on a free one if the default is in use."""
         settings = self.settings
         if settings.health_enabled:
-            bind(settings.health_host, 0, is_insecure=settings.health_insecure, endpoint=HEALTH).close()
+            bind(settings.health_host, 0, may_expose=settings.health_insecure, endpoint=HEALTH).close()
         if not settings.api_enabled:
             return None
         return self._bind(API, settings.api_host, settings.api_port, settings.may_expose_api)
 
     def _maps_socket(self) -> socket.socket | None:
-        """Bound here and passed on, as the API's is: otherwise another process could take the port before the map
-        server has started, and links would lead there."""
+        """The socket is bound here and passed on, as that of the API: otherwise another process could take the port
+        before the map server has started, and links would lead to that process."""
         from dagmaster.roles.serving import is_installed
 
         settings = self.settings
@@ -246,30 +246,30 @@ class LocalPlatform:
             return None
         return self._bind(SERVING, settings.serving_host, settings.serving_port, settings.may_expose_maps)
 
-    def _bind(self, endpoint: Endpoint, host: str, port: int, is_insecure: bool) -> socket.socket:
+    def _bind(self, endpoint: Endpoint, host: str, port: int, may_expose: bool) -> socket.socket:
         name = f"{endpoint.name}_port"
         bind_port = bind if name in self.settings.model_fields_set else bind_or_any
         try:
-            return bind_port(host, port, is_insecure=is_insecure, endpoint=endpoint)
+            return bind_port(host, port, may_expose=may_expose, endpoint=endpoint)
         except Conflict as error:
             hint = f"choose another port with {name.upper()}=… (0 takes a free one)"
             raise Unavailable(error.message, code=error.code, hint=hint, **error.facts) from None
 
     def _environment(self) -> Mapping[str, str]:
         """The environment of the child processes: that of this process, with the settings of a local platform."""
-        decided = {"DATABASE_URL": self.dsn, "LOG_LEVEL": self.log_level, "DAGMASTER_DATA": str(self.folder)}
-        decided |= {name.upper(): str(value) for name, value in fast_profile(self.settings).items()}
-        return {**os.environ, **decided, **self.overrides}
+        local_settings = {"DATABASE_URL": self.dsn, "LOG_LEVEL": self.log_level, "DAGMASTER_DATA": str(self.folder)}
+        local_settings |= {name.upper(): str(value) for name, value in fast_profile(self.settings).items()}
+        return {**os.environ, **local_settings, **self.overrides}
 
     async def _wait_until_ready(self) -> None:
-        """Until one orchestrator and one worker of this platform have registered in the database."""
+        """Wait until one orchestrator and one worker of this platform have registered in the database."""
         from dagmaster.database.reads.installation import InstallationReads
 
         deadline = time.monotonic() + READY_PATIENCE_SECONDS
         async with InstallationReads(self.dsn) as reads:
             while not self._has_both({(instance.role, instance.pid) for instance in await reads.live_instances()}):
                 self._raise_if_broken(deadline)
-                self.tend()
+                self.supervise()
                 await asyncio.sleep(0.05)
 
     def _has_both(self, alive: set[tuple[str, int]]) -> bool:
@@ -299,7 +299,7 @@ class LocalPlatform:
             if child.listening:
                 child.listening.close()  # clients get "connection refused" instead of waiting
         grace = fast_profile(self.settings).get("shutdown_grace_sec", self.settings.shutdown_grace_sec)
-        for child in stop_all(self.children, grace + _LEAVING_SECONDS, lambda: self._is_stopped_again):
+        for child in stop_all(self.children, grace + _WORKER_EXIT_SECONDS, lambda: self._is_stopped_again):
             self.say(f"{child.name} (process {child.pid}) had to be killed; its tasks will be run again")
         if self.cluster:
             self.cluster.stop()
@@ -312,7 +312,7 @@ def _url(host: str, port: int) -> str:
 
 
 def _is_address(text: str) -> bool:
-    """Whether it is an IP address or a network, and not a host name."""
+    """Whether a text is an IP address or a network, and not a host name."""
     with suppress(ValueError):
         return ip_network(text, strict=False).num_addresses > 0 and text not in ("0.0.0.0", "::")  # noqa: S104
     return False
@@ -379,7 +379,7 @@ def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:
 
 
 def _preload() -> None:
-    """Import the modules needed first, while the server starts."""
+    """Import, while the server starts, the modules that are needed after its start."""
     for name in ("catalog.pgstac", "reads.jobs", "schema.deploy"):
         import_module(f"dagmaster.database.{name}")
 
@@ -401,15 +401,15 @@ def stopping_on_signals(local: LocalPlatform) -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         local.interrupt()
 
-    before = {which: signal.signal(which, stop) for which in STOP_SIGNALS}
+    before = {signum: signal.signal(signum, stop) for signum in STOP_SIGNALS}
     try:
         yield
     except KeyboardInterrupt:
         if not local.is_interrupted:
             raise
     finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def processes_for(settings: "Settings") -> dict[str, str]:

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 HIDDEN = "***"
-MIN_PROTECTED_LENGTH: Final = 12  # a shorter one may be an ordinary word
+MIN_PROTECTED_LENGTH: Final = 12  # a shorter value may be an ordinary word
 
 _KEYS = (
     "access",
@@ -55,9 +55,9 @@ _SIGN = (
     r"""(?P<sign>:=|=>|={1,3}|:|%(?:25)*+3[AD]|,(?=[ \t]*+[bru]?\\*+["']))[ \t]*+|(?P<gap>[ \t]++))"""
 )
 _SUSPECTS = {
-    trace: re.compile(pattern, re.IGNORECASE)
-    for trace, pattern in {
-        **{trace: rf"(?P<name>{name}){_SIGN}" for trace, name in _NAMES.items()},
+    hint: re.compile(pattern, re.IGNORECASE)
+    for hint, pattern in {
+        **{hint: rf"(?P<name>{name}){_SIGN}" for hint, name in _NAMES.items()},
         "bearer": r"(?P<bearer>(?<![a-z])bearer[ \t]++)",
         "eyj": r"(?P<jwt>(?<![\w-])eyJ[\w-]{8,}+\.[\w-]++(?:\.[\w-]*+)?)",
         "dgm_": r"(?P<key>dgm_[a-z0-9]{1,64}+_)",
@@ -65,7 +65,7 @@ _SUSPECTS = {
         "-----begin": r"(?P<pem>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)",
     }.items()
 }
-_TRACES = re.compile("|".join(_SUSPECTS))
+_HINTS = re.compile("|".join(_SUSPECTS))
 _SECRET_NAME = re.compile(rf"(?:{'|'.join(_NAMES.values())})\d{{0,3}}\Z", re.IGNORECASE)
 # What may follow a closing quote.
 _AFTER = r"""(?=[\s,;:)\]}>&|<.?!\\"'`]|\Z)"""
@@ -93,8 +93,8 @@ _CAPITALS = re.compile("[A-Z]+")
 _END_OF_USER = re.compile("[:/?#@]")
 _QUERY = re.compile(r"\?[\w.%-]{1,60}=")
 _PORT = re.compile(r"\d{1,5}[/?#]")
-_LOOK_BACK = 80
-_DEEPEST = 20
+_LOOK_BACK_LENGTH = 80
+_MAX_DEPTH = 20
 
 
 class _ProtectedValues:
@@ -111,7 +111,7 @@ class _ProtectedValues:
         longest_first = sorted(forms, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)))
 
-    def hidden_in(self, text: str) -> str:
+    def hide_in(self, text: str) -> str:
         return text if self._pattern is None else self._pattern.sub(HIDDEN, text)
 
 
@@ -126,11 +126,11 @@ def protect(secrets: Iterable[str]) -> None:
 
 def redact(text: str) -> str:
     """The text without passwords in URLs, signatures, tokens and keys."""
-    text = _protected.hidden_in(text)
+    text = _protected.hide_in(text)
     if "://" in text:
         text = _URLS.sub(_without_passwords, text)
     lowered = text.lower() if text.isascii() else _CAPITALS.sub(lambda match: match[0].lower(), text)
-    return "".join(_without_values(text, lowered)) if _TRACES.search(lowered) else text
+    return "".join(_without_values(text, lowered)) if _HINTS.search(lowered) else text
 
 
 def redact_value(value: Any, depth: int = 0) -> Any:
@@ -139,7 +139,7 @@ def redact_value(value: Any, depth: int = 0) -> Any:
         return redact(value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return "…"
     if isinstance(value, Mapping):
         return {
@@ -188,11 +188,11 @@ def _without_password(url: str, before: str) -> str:
 
 def _without_values(text: str, lowered: str) -> Iterator[str]:
     hidden = _EMPTY
-    for trace in _TRACES.finditer(lowered):
+    for hint in _HINTS.finditer(lowered):
         # A value in quotes or brackets is hidden as a whole. A bare word may be the name of the next secret.
-        if trace.start() < hidden.end and not hidden.is_word:
+        if hint.start() < hidden.end and not hidden.is_word:
             continue
-        match = _SUSPECTS[trace[0]].match(text, trace.start())
+        match = _SUSPECTS[hint[0]].match(text, hint.start())
         value = _value_of(text, match, hidden.end) if match else _EMPTY
         if value.end <= value.start or value.end < hidden.end:
             continue
@@ -228,9 +228,9 @@ def _value_of(text: str, match: re.Match[str], hidden_to: int) -> _Value:
             token = _TOKEN.match(text, start)
             # Letters alone are an ordinary word.
             return _word(text, start, start) if token and not token[0].isalpha() else _EMPTY
-        case "gap" if not _follows(_FLAG, match):
+        case "gap" if not _directly_before(_FLAG, match):
             return _EMPTY
-        case "sign" if match["sign"] == "," and not (_follows(_PAIR, match) or _follows(_FLAG, match)):
+        case "sign" if match["sign"] == "," and not (_directly_before(_PAIR, match) or _directly_before(_FLAG, match)):
             return _EMPTY
     if opening := _OPENING.match(text, start):
         end = _end_of_quoted(text, opening.end(), opening["quote"], len(opening["slashes"]))
@@ -240,16 +240,16 @@ def _value_of(text: str, match: re.Match[str], hidden_to: int) -> _Value:
         return _Value(start, end) if end < hidden_to or _CLOSED.match(text, end) else _word(text, start, end)
     if match["name"].lower().startswith(("authorization", "cookie")):
         # The value has several words: it ends with the line, or with the quotes around the whole header.
-        around = _follows(_QUOTED_HEADER, match)
+        around = _directly_before(_QUOTED_HEADER, match)
         if around is None:
             return _Value(start, _end(_LINE, text, start))
         return _Value(start, _end_of_quoted(text, start, around["quote"], len(around["slashes"])))
     return _word(text, start, start) if start >= hidden_to else _EMPTY
 
 
-def _follows(pattern: re.Pattern[str], match: re.Match[str]) -> re.Match[str] | None:
-    """The match of a pattern directly before the name, if there is one."""
-    return pattern.search(match.string[max(0, match.start() - _LOOK_BACK) : match.start()])
+def _directly_before(pattern: re.Pattern[str], match: re.Match[str]) -> re.Match[str] | None:
+    """The match of a pattern that ends directly before the name, if there is one."""
+    return pattern.search(match.string[max(0, match.start() - _LOOK_BACK_LENGTH) : match.start()])
 
 
 def _word(text: str, start: int, search_from: int) -> _Value:
@@ -266,8 +266,8 @@ def _end(pattern: re.Pattern[str], text: str, start: int) -> int:
 def _end_of_quoted(text: str, start: int, quote: str, slashes: int) -> int:
     """The end of a quoted text whose opening quote follows this many backslashes: JSON inside JSON has more of them.
 
-    An escaped backslash in such a text has twice as many and one more than a quote,
-    which distinguishes `\\"` from `\\\\"`.
+    If a quote follows n backslashes, an escaped backslash in the same text is written as 2n + 2 of them. The remainder
+    of a division by 2n + 2 therefore distinguishes an escaped quote (`\\"`) from a closing one (`\\\\"`).
     """
     position = start
     while (at := text.find(quote, position)) >= 0:

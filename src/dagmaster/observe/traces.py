@@ -129,13 +129,13 @@ def headers() -> dict[str, str]:
     return {} if traceparent is None else {HEADER: traceparent}
 
 
-def received(value: str | None) -> str | None:
-    """The `traceparent` of a request, if it is well-formed. Any other is ignored, as the standard requires."""
+def valid_traceparent(value: str | None) -> str | None:
+    """The `traceparent` of a request, if it is well-formed. Any other value is ignored, as the standard requires."""
     return value if value is not None and _TRACEPARENT.fullmatch(value) else None
 
 
-def is_within(node_id: str, limit: int) -> bool:
-    """Whether a task is traced: of the children of a fan_out, only the first ones are."""
+def is_node_traced(node_id: str, limit: int) -> bool:
+    """Whether tasks of this node are traced: of the children of a fan_out, only the first `limit` are."""
     match = _CHILD_INDEX.search(node_id)
     return match is None or int(match[1]) < limit
 
@@ -196,7 +196,7 @@ class _Tracing:
 
         span = self._tracer.start_span(
             name,
-            context=_context(received(parent)),
+            context=_context(valid_traceparent(parent)),
             kind=SpanKind[kind.upper()],
             attributes=_clean(attributes),
             start_time=None if begun_at is None else int(begun_at * 1e9),

@@ -1,4 +1,5 @@
-"""What users do with jobs, assets and keys: one operation in each module, one transaction each.
+"""What users do with jobs, assets, uploads and keys: usually one operation in each module, one transaction each.
 
-`schema` is the exception: its operations deploy and migrate the database, each in one or several transactions.
+`bulk` has one transaction for each job. `schema` deploys and migrates the database, in one or several transactions.
+`uploads` and `verify_storage` also work with the objects in storage.
 """

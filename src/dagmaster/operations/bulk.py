@@ -77,7 +77,7 @@ async def _run_again(
         case "resume" | "retry":
             again = await resume(ledger, job.job_id, by=by, reason=reason, is_dry_run=is_preview)
         case "cancel":
-            raise AssertionError("a cancelled job does not run again")
+            raise AssertionError("cancel does not run a job again")
         case _:
             assert_never(action)
     return BulkResult(job_id=job.job_id, outcome="accepted", nodes=list(again.nodes), children=again.children)

@@ -21,7 +21,7 @@ class Cancelling(BaseModel):
 async def cancel(
     ledger: SubmissionLedger, job_id: UUID, *, by: str | None = None, reason: str | None = None
 ) -> Cancelling:
-    """Request a job's cancellation. A repeated request changes nothing. Conflict if the job has ended otherwise."""
+    """Request the cancellation of a job. Repeating it changes nothing. Conflict if the job has ended in another way."""
     status, is_new = await ledger.request_cancel(job_id, by=by, reason=reason)
     if status is JobStatus.CANCELLED:
         return Cancelling(job_id=job_id, status="cancelled", is_new=False)

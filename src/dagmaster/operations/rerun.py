@@ -1,4 +1,4 @@
-"""Run a job that has ended again: resume it where it stopped, or retry a part of it.
+"""Run an ended job again: resume it where it stopped, or retry a part of it.
 
 A job that has ended has no owner, so a rerun is one transaction of the caller. The next orchestrator that looks for
 jobs without an owner claims it.
@@ -37,7 +37,7 @@ async def retry(
     reason: str | None = None,
     is_dry_run: bool = False,
 ) -> Resumed:
-    """Run a part of a job that has ended once more, with everything downstream of it."""
+    """Run a part of an ended job again, with everything downstream of it."""
     names = part.model_dump(exclude_none=True)
     job = await _load(ledger, job_id)
     has_completed = await _has_completed(ledger, job, part.node)

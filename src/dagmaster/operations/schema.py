@@ -44,7 +44,7 @@ def deploy_schema(dsn: str, *, has_catalog: bool) -> SchemaStatus:
     pgstac.ensure_catalog(dsn, is_enabled=has_catalog)
     pending = _ensure_gateway_role(dsn)
     status = schema_status(dsn)
-    if status.is_current:  # otherwise the migration adopts
+    if status.is_current:  # otherwise the migration adopts the datasets
         adopt_all(dsn)
     return status.model_copy(update={"pending": [*status.pending, *pending]})
 

@@ -112,13 +112,13 @@ async def submit_once(
         raise await _name_other_workflow(error, ledger, job) from None
     if job_id == job.job_id:
         return SubmissionResult(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
-    answer = await answer_about(ledger, job_id, resume=resume, by=submission.submitted_by)
-    if answer is None:  # retention deleted it and its key a moment ago
+    result = await earlier_result(ledger, job_id, resume=resume, by=submission.submitted_by)
+    if result is None:  # retention has deleted the job and its key meanwhile
         return await submit_once(ledger, library, submission, force=force, resume=resume)
-    return answer
+    return result
 
 
-async def answer_about(
+async def earlier_result(
     ledger: SubmissionLedger, job_id: UUID, *, resume: bool, by: str | None
 ) -> SubmissionResult | None:
     """The state of the job that the same submission created before; None if it was deleted. With `resume` it is resumed
@@ -126,8 +126,8 @@ async def answer_about(
     earlier = await ledger.load_job(job_id)
     if earlier is None:
         return None
-    answer = _answer_of(earlier)
-    return await _resumed(ledger, answer, by) if resume and answer.status == "previously_failed" else answer
+    result = _result_of(earlier)
+    return await _resumed(ledger, result, by) if resume and result.status == "previously_failed" else result
 
 
 async def _name_other_workflow(error: Conflict, ledger: SubmissionLedger, job: NewJob) -> Conflict:
@@ -144,14 +144,14 @@ async def _name_other_workflow(error: Conflict, ledger: SubmissionLedger, job: N
     )
 
 
-async def _resumed(ledger: SubmissionLedger, answer: SubmissionResult, by: str | None) -> SubmissionResult:
+async def _resumed(ledger: SubmissionLedger, result: SubmissionResult, by: str | None) -> SubmissionResult:
     try:
-        resumed = await resume_job(ledger, answer.job_id, by=by, reason="an identical submission was sent")
-    except Conflict:  # another submission has resumed it a moment ago; or it has nothing that could run again
-        job = await ledger.load_job(answer.job_id)
-        return answer if job is None else _answer_of(job)
+        resumed = await resume_job(ledger, result.job_id, by=by, reason="an identical submission was sent")
+    except Conflict:  # another submission has just resumed it, or nothing in it can run again
+        job = await ledger.load_job(result.job_id)
+        return result if job is None else _result_of(job)
     facts = {"status": "resumed", "job_status": JobStatus.RUNNING, "resume_count": resumed.resume_count, "hint": None}
-    return answer.model_copy(update=facts)
+    return result.model_copy(update=facts)
 
 
 def _with_key(job: NewJob) -> NewJob:
@@ -167,9 +167,9 @@ def request_hash(job: NewJob) -> str:
     return hashlib.sha256(canonical).hexdigest()
 
 
-def _answer_of(job: LoadedJob) -> SubmissionResult:
+def _result_of(job: LoadedJob) -> SubmissionResult:
     stages = stages_of(job.view())
-    answer = SubmissionResult(
+    result = SubmissionResult(
         status="already_processing",
         job_id=job.job_id,
         job_status=job.status,
@@ -178,14 +178,14 @@ def _answer_of(job: LoadedJob) -> SubmissionResult:
     )
     match job.status:
         case JobStatus.PENDING | JobStatus.RUNNING:
-            return answer
+            return result
         case JobStatus.COMPLETED:
-            return answer.model_copy(update={"status": "already_completed", "result_data": job.result_data})
-    facts = _of_failure(job, next((stage.label for stage in stages if stage.has_failed), None))
-    return answer.model_copy(update=facts)
+            return result.model_copy(update={"status": "already_completed", "result_data": job.result_data})
+    facts = _failure_fields(job, next((stage.label for stage in stages if stage.has_failed), None))
+    return result.model_copy(update=facts)
 
 
-def _of_failure(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
+def _failure_fields(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
     return {
         "status": "previously_failed",
         "result_data": job.result_data,
@@ -211,13 +211,13 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
         return _with_key(prepare(library, submission))
     except ValidationError as error:
         faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        return _letter(message, "Malformed", "; ".join(faults))
+        return _dead_letter(message, "Malformed", "; ".join(faults))
     except DagmasterError as error:
         reason = "WorkflowNotFound" if error.code == "workflow.not-found" else "InvalidSubmission"
-        return _letter(message, reason, str(error))
+        return _dead_letter(message, reason, str(error))
 
 
-def _letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
+def _dead_letter(message: JobMessage, reason: str, description: str) -> DeadLetter:
     """Dead letters are stored, so signatures and passwords are removed from URLs in them."""
     body = redact_value(message.body) if has_signed_url(message.body) else message.body
     return dead_letter(message.model_copy(update={"body": body}), reason, description)

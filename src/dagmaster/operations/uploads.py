@@ -30,7 +30,7 @@ from dagmaster.storage.location import Location
 from dagmaster.storage.uploads import PartWriter
 
 T = TypeVar("T")
-BLOCK_BYTES: Final = 1024 * 1024  # in memory, of each request
+BLOCK_BYTES: Final = 1024 * 1024  # in memory, for each request
 LOCAL: Final = "local"
 
 
@@ -60,8 +60,8 @@ class UploadOperations:
         self._check_size(request.size_bytes)
         await self._require_platform(platform_id)
         upload_id = uuid4()
-        for location in self._names(request, platform_id, upload_id):
-            if upload := await self._same(request, location, caller):
+        for location in self._candidate_locations(request, platform_id, upload_id):
+            if upload := await self._upload_of_same_file(request, location, caller):
                 return await self._described(upload, caller)
             if await _in_thread(self._is_taken, location):
                 continue
@@ -78,7 +78,8 @@ class UploadOperations:
             )
             if begun := await self.store.begin(new, most=self.rules.most_open):
                 return await self._described(begun, caller)
-            if upload := await self._same(request, location, caller):  # a repeated request was faster
+            # Another request for the same file may have been faster.
+            if upload := await self._upload_of_same_file(request, location, caller):
                 return await self._described(upload, caller)
         raise _name_taken(request.name)
 
@@ -94,10 +95,10 @@ class UploadOperations:
             position = await _in_thread(lambda: writer.position)
             _check_range(upload, position, offset, length)
             await self._receive(upload, writer, position, chunks)
-            return await self._settle(upload, caller, writer)
+            return await self._finish_if_complete(upload, caller, writer)
 
     async def get(self, upload_id: UUID, caller: Caller) -> UploadInfo:
-        """The upload as it is now. If no bytes are missing and the process that received them died, it is finished."""
+        """The upload as it is now. If no bytes are missing, but the process that received them died, finish it."""
         upload = await self._visible(upload_id, caller)
         info = await self._described(upload, caller)
         if info.is_finished or info.offset_bytes < info.size_bytes:
@@ -133,7 +134,7 @@ class UploadOperations:
         own = own_platform(caller)
         if own is not None and container not in (None, self.storage.containers[Zone.BRONZE]):
             return []
-        within = narrowed(prefix, prefix_of(own) if own else "")
+        within = narrower_prefix(prefix, prefix_of(own) if own else "")
         if within is None:
             return []
         objects = await _in_thread(lambda: self.storage.page(within, after, limit, container=container))
@@ -177,7 +178,7 @@ class UploadOperations:
             await _in_thread(writer.sync)
             await self.store.note_bytes(upload.upload_id, self.rules.expiry_seconds)
 
-    async def _settle(self, upload: Upload, caller: Caller, writer: PartWriter) -> UploadInfo:
+    async def _finish_if_complete(self, upload: Upload, caller: Caller, writer: PartWriter) -> UploadInfo:
         """Finish the upload if no bytes are missing."""
         current = await self.store.find(upload.upload_id)
         if current is None:  # it expired or was cancelled before this request locked it
@@ -205,7 +206,7 @@ class UploadOperations:
             raise wrong_offset(upload.upload_id, upload.size_bytes)
         return await self._described(upload, caller)
 
-    async def _same(self, request: UploadRequest, location: Location, caller: Caller) -> Upload | None:
+    async def _upload_of_same_file(self, request: UploadRequest, location: Location, caller: Caller) -> Upload | None:
         """The upload of the same file, if there is one: this caller's unfinished one, or a finished one whose object is
         still there."""
         if request.sha256 is None:
@@ -232,8 +233,8 @@ class UploadOperations:
         has_object = any(self.storage.exists(replace(location, blob=blob)) for blob in above)
         return has_object or bool(self.storage.page(f"{location.blob}/", "", 1, container=location.container))
 
-    def _names(self, request: UploadRequest, platform_id: str, upload_id: UUID) -> Iterator[Location]:
-        """The names that are tried, in this order. Their rules are checked here."""
+    def _candidate_locations(self, request: UploadRequest, platform_id: str, upload_id: UUID) -> Iterator[Location]:
+        """The locations that are tried, in this order. Names that are not valid are refused here."""
         prefix = prefix_of(platform_id)
         yield self.storage.location(f"{prefix}{request.name}", zone=Zone.BRONZE)
         if request.if_exists == "rename":
@@ -295,8 +296,8 @@ def own_platform(caller: Caller) -> str | None:
     return caller.platform_id if caller.has(Scope.B2B) else None
 
 
-def narrowed(prefix: str, own: str) -> str | None:
-    """The prefix of names that begin with both; None if there are none."""
+def narrower_prefix(prefix: str, own: str) -> str | None:
+    """The prefix of names that begin with both prefixes; None if no name does."""
     if prefix.startswith(own):
         return prefix
     return own if own.startswith(prefix) else None
@@ -362,7 +363,7 @@ async def _no_bytes() -> AsyncIterator[bytes]:
 
 
 async def _in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call it in a thread. If this task is cancelled, the call is awaited nevertheless: it may use an open file."""
+    """Call a function in a thread. If this task is cancelled, the call is still awaited: it may use an open file."""
     task = asyncio.ensure_future(asyncio.to_thread(call, *arguments))
     try:
         return await asyncio.shield(task)

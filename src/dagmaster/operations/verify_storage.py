@@ -5,7 +5,7 @@
     read references, in a snapshot ───┘
 
 Jobs may run meanwhile. An object that is written or removed after the objects were listed can seem missing or
-unreferenced: each finding is checked again before it is reported, and young objects are not reported as unreferenced.
+unreferenced: each finding is checked again before it is reported, and recent objects are not reported as unreferenced.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class StorageFinding:
     message: str
     zone: str | None = None
     path: str | None = None  # container/blob
-    kind: str | None = None  # what names it: document, copy, source or upload
+    kind: str | None = None  # what refers to it: document, copy, source or upload
     dataset_id: str | None = None
     version_ordinal: int | None = None
     revision: int | None = None
@@ -151,7 +151,7 @@ class _StorageVerification:
                 await self._add_objects(batch)
 
     async def _add_objects(self, batch: Iterable[ObjectInfo]) -> None:
-        objects = [_stored(info) for info in batch]
+        objects = [_stored_object(info) for info in batch]
         await self.comparison.add_objects(objects)
         self.report.objects += len(objects)
         self.report.object_bytes += sum(each.size_bytes for each in objects)
@@ -161,9 +161,9 @@ class _StorageVerification:
 
     async def add_references(self) -> None:
         async for rows in self.comparison.stream("storage_documents"):
-            await self._add([reference for row in rows if (reference := _of_document(row))])
+            await self._add([reference for row in rows if (reference := _reference_of_document(row))])
         for row in await self.comparison.rows("storage_manifests"):
-            await self._add(list(await asyncio.to_thread(self._of_manifest, row)))
+            await self._add(list(await asyncio.to_thread(self._references_of_manifest, row)))
         for name in ("storage_add_sources", "storage_add_uploads"):
             self.report.references += await self.comparison.run(name)
         await self.comparison.run("storage_add_inputs", {"container": self.storage.containers[Zone.BRONZE]})
@@ -174,7 +174,7 @@ class _StorageVerification:
         self.report.references += len(references)
         self.on_progress(self.report)
 
-    def _of_manifest(self, row: Row) -> Iterator[StorageReference]:
+    def _references_of_manifest(self, row: Row) -> Iterator[StorageReference]:
         """A manifest in the external zone, and the objects that it names. A missing manifest is reported as missing."""
         try:
             manifest = Location.parse(row["path"], Zone.EXTERNAL)
@@ -241,7 +241,7 @@ class _StorageVerification:
     async def _report(
         self, rows: list[Row], finding: Callable[[Row], StorageFinding], is_confirmed: Callable[[Row], bool]
     ) -> None:
-        """Report the rows that are still true. Rows beyond the limit are only counted. All rows have the same code."""
+        """Report the findings that are still true. Rows beyond the limit are only counted. All have the same code."""
         confirmed = await self._in_threads(is_confirmed, rows)
         for row, is_true in zip(rows, confirmed, strict=True):
             each = finding(row)
@@ -275,9 +275,8 @@ class _StorageVerification:
         for upload_id in old:
             if upload_id not in known:
                 part = parts[upload_id]
-                message = (
-                    f"{size_text(part.size_bytes)} are left of the upload {upload_id}, which is finished or removed"
-                )
+                size = size_text(part.size_bytes)
+                message = f"the upload {upload_id} is finished or removed, but {size} of it are still stored"
                 self._add_upload(message, size_bytes=part.size_bytes, modified_at=part.modified_at)
         values = {"age": self.least_age.total_seconds(), "limit": self.report.limit}
         for row in await self.comparison.rows("storage_open_uploads", values):
@@ -319,7 +318,7 @@ class _StorageVerification:
         self.report.counts[code] += 1
         self.report.served += bool(row["is_served"])
         if self.report.counts[code] <= self.report.limit:
-            message = f"the SHA-256 of {_named(row)} does not match {_reference_text(row)}"
+            message = f"the SHA-256 of {_path_text(row)} does not match {_reference_text(row)}"
             self.report.findings.append(_finding(code, message, row))
 
     async def _in_threads(self, call: Callable[[Any], Any], values: Iterable[Any], at_once: int = AT_ONCE) -> list[Any]:
@@ -333,7 +332,7 @@ def _chunks(values: list[Any], size: int) -> Iterator[list[Any]]:
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
-def _stored(info: ObjectInfo) -> StoredObject:
+def _stored_object(info: ObjectInfo) -> StoredObject:
     location = info.location
     kind, edition = edition_named(location.blob) if location.zone is not Zone.BRONZE else (None, None)
     job_id = None
@@ -368,7 +367,7 @@ def _objects(manifest: Any) -> list[dict[str, Any]]:
     return objects
 
 
-def _of_document(row: Row) -> StorageReference | None:
+def _reference_of_document(row: Row) -> StorageReference | None:
     """None if the href leads to another server."""
     location = location_of(str(row["href"] or ""))
     if location is None:
@@ -392,7 +391,7 @@ def _of_document(row: Row) -> StorageReference | None:
 
 
 def _location(row: Mapping[str, Any]) -> Location | None:
-    """None if no object can have the name."""
+    """None if the name is not valid for an object."""
     try:
         return Location(Zone(row["zone"]), row["container"], row["blob"])
     except InvalidRequest:
@@ -402,15 +401,17 @@ def _location(row: Mapping[str, Any]) -> Location | None:
 def _damage(row: Row) -> StorageFinding:
     code = StorageProblem(row["code"])
     if code is StorageProblem.MISSING:
-        message = f"{_named(row)} does not exist; {_reference_text(row)} names it"
+        message = f"{_path_text(row)} does not exist; {_reference_text(row)} names it"
     else:
-        message = f"{_named(row)} has {row['size_bytes']} bytes; {_reference_text(row)} says {row['expected_bytes']}"
+        message = (
+            f"{_path_text(row)} has {row['size_bytes']} bytes; {_reference_text(row)} says {row['expected_bytes']}"
+        )
     return _finding(code, message, row)
 
 
 def _unreferenced(row: Row) -> StorageFinding:
     age = datetime.now(UTC) - row["modified_at"]
-    message = f"{_named(row)} ({size_text(row['size_bytes'])}, {counted(age.days, 'day')} old): {row['reason']}"
+    message = f"{_path_text(row)} ({size_text(row['size_bytes'])}, {counted(age.days, 'day')} old): {row['reason']}"
     return _finding(StorageProblem.UNREFERENCED, message, row)
 
 
@@ -427,7 +428,7 @@ def _finding(code: StorageProblem, message: str, row: Row) -> StorageFinding:
     return StorageFinding(code, message, path=path, **facts)
 
 
-def _named(row: Row) -> str:
+def _path_text(row: Row) -> str:
     return f"{row['zone']}:{row['container']}/{row['blob']}"
 
 

@@ -33,8 +33,8 @@ from dagmaster.orchestrator.step_spans import StepSpans
 from dagmaster.transports.transport import Ticket, Transport
 
 # Statement timeout, lock timeout, deadlock: the statement of one job failed, not the server.
-OF_ONE_STATEMENT = frozenset({"57014", "55P03", "40P01", "40001"})
-# `open_jobs` or `open_reported_jobs` of the ledger.
+STATEMENT_ERRORS = frozenset({"57014", "55P03", "40P01", "40001"})
+# The type of `open_jobs` and `open_reported_jobs` of the ledger.
 OpenJobs = Callable[[UUID, Sequence[Claim], StepScope], AbstractAsyncContextManager[Step]]
 _REPORTS = (Succeeded, Failed, Returned)
 _log = log.get("orchestrator")
@@ -79,7 +79,7 @@ class JobAdvancing(OrchestratorLiveness):
             self._owned[error.facts["job_id"]].refused_sums[error.facts["fan_out"]] = error
             self._discard_views(job_ids)
         except Exception as error:
-            if isinstance(error, Unavailable) and error.facts.get("sqlstate") not in OF_ONE_STATEMENT:
+            if isinstance(error, Unavailable) and error.facts.get("sqlstate") not in STATEMENT_ERRORS:
                 raise
             self._discard_views(job_ids)
             if len(job_ids) == 1:

@@ -119,11 +119,11 @@ class AssetUpkeep:
 
     async def remove_collections(self) -> bool:
         """Remove the collections of assets that have no data any more. Returns whether none is left."""
-        left = await self.store.collections_left(PURGED_AT_ONCE)
-        for dataset_id in left:
+        dataset_ids = await self.store.collections_left(PURGED_AT_ONCE)
+        for dataset_id in dataset_ids:
             if await self.store.remove_collection(dataset_id):
                 _log.info("the collection of a deleted asset is removed", dataset_id=dataset_id)
-        return len(left) < PURGED_AT_ONCE
+        return len(dataset_ids) < PURGED_AT_ONCE
 
     async def recheck_withdrawals(self) -> bool:
         """Make withdrawals due again if external copies still exist. Each run checks a random part of the withdrawals
@@ -141,7 +141,7 @@ class AssetUpkeep:
         return self.storage.clear_edition(Edition(revision.dataset_id, revision.version_ordinal, revision.revision))
 
     async def publish_externally(self) -> bool:
-        """Bring the external database in line with what is published. A failure is recorded and tried again."""
+        """Write due changes of published layers to the external database. A failure is recorded and tried again."""
         if self.external is None:
             return True
         return await self.external.carry_out_all(LAYERS_AT_ONCE) < LAYERS_AT_ONCE
@@ -199,8 +199,10 @@ class AssetUpkeep:
         for upload_id in stray:
             with suppress(Conflict):
                 writer = await asyncio.to_thread(self.storage.uploads.open, upload_id)
-                await asyncio.to_thread(writer.remove)
-                writer.close()
+                try:
+                    await asyncio.to_thread(writer.remove)
+                finally:
+                    writer.close()
         return True
 
 

@@ -20,7 +20,7 @@ import orjson
 
 from dagmaster import faults
 from dagmaster.callbacks.payload import payload_of
-from dagmaster.callbacks.schedule import CallbackState, Consequence, DeliveryAttempt, after
+from dagmaster.callbacks.schedule import CallbackState, Consequence, DeliveryAttempt, consequence_of
 from dagmaster.callbacks.signing import sign
 from dagmaster.callbacks.url import check_callback_url
 from dagmaster.cancellation import cancel_and_wait
@@ -62,7 +62,7 @@ class CallbackSender:
     def __post_init__(self) -> None:
         self.counters = CallbackCounters()
         self._under_way: dict[asyncio.Task[None], ClaimedCallback] = {}
-        self._is_wanted = asyncio.Event()
+        self._is_run_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Run until cancelled. Attempts that are under way then get LAST_SECONDS to end."""
@@ -76,8 +76,8 @@ class CallbackSender:
         await self.store.close()
 
     def wake(self) -> None:
-        """There may be something to deliver."""
-        self._is_wanted.set()
+        """Run soon: there may be callbacks to deliver."""
+        self._is_run_requested.set()
 
     def stats(self) -> dict[str, Any]:
         counted = {name: getattr(self.counters, name) for name in CallbackCounters.__dataclass_fields__}
@@ -113,7 +113,7 @@ class CallbackSender:
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(min(TURN_SECONDS, seconds))
-        await pause(self._is_wanted, seconds)
+        await pause(self._is_run_requested, seconds)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)
@@ -129,7 +129,9 @@ class CallbackSender:
     async def _deliver(self, callback: ClaimedCallback) -> None:
         attempt = await self._post_traced(callback)
         faults.reach("callback.after-post")
-        consequence = after(attempt, callback.tries, max_tries=self.settings.callback_attempts, random=self.random)
+        consequence = consequence_of(
+            attempt, callback.tries, max_tries=self.settings.callback_attempts, random=self.random
+        )
         if await self.store.finish(callback, attempt, consequence):
             self._note(callback, attempt, consequence)
 

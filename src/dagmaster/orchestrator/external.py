@@ -37,7 +37,7 @@ class ExternalCopyChore:
     errors: int = 0
 
     def __post_init__(self) -> None:
-        self._is_wanted = asyncio.Event()
+        self._is_run_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Run until cancelled. Instances that were started together spread out."""
@@ -50,8 +50,8 @@ class ExternalCopyChore:
         await self.store.close()
 
     def wake(self) -> None:
-        """There may be copies to make or remove."""
-        self._is_wanted.set()
+        """Run soon: there may be copies to make or remove."""
+        self._is_run_requested.set()
 
     async def run_once(self) -> bool:
         """Start the jobs that are due for a bounded number of revisions. Returns whether more may be due."""
@@ -82,4 +82,4 @@ class ExternalCopyChore:
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(min(TURN_SECONDS, seconds))
-        await pause(self._is_wanted, seconds)
+        await pause(self._is_run_requested, seconds)

@@ -1,5 +1,5 @@
-"""The health of an orchestrator that serves no API:
-whether its loop advances, and whether its heartbeat reaches the database.
+"""The health of an orchestrator that serves no API: whether its loop advances, and whether its heartbeat reaches the
+database.
 
 The probes read it from another thread (`dagmaster.observe.probes`), so it only copies values.
 The API reports the health of an orchestrator that serves one.
@@ -46,15 +46,15 @@ class OrchestratorHealth:
     def ready(self) -> list[Check]:
         orchestrator = self._orchestrator
         silent, age = orchestrator.silent_seconds, age_of(orchestrator.heartbeat_at)
-        known = Check("heartbeat", False, "has not reached the database yet")
+        heartbeat = Check("heartbeat", False, "has not reached the database yet")
         if age is not None:
             is_recent = age < orchestrator.settings.orphan_threshold_sec
-            known = Check("heartbeat", is_recent, f"reached the database {age:.1f} s ago")
-        moves = Check("loop", silent < orchestrator.patience_seconds, f"advanced {silent:.1f} s ago")
-        stays = Check(
+            heartbeat = Check("heartbeat", is_recent, f"reached the database {age:.1f} s ago")
+        loop = Check("loop", silent < orchestrator.patience_seconds, f"advanced {silent:.1f} s ago")
+        claiming = Check(
             "claiming", not orchestrator.is_stopping, "is stopping" if orchestrator.is_stopping else "claims jobs"
         )
-        return [known, moves, stays]
+        return [heartbeat, loop, claiming]
 
     def about(self) -> dict[str, Any]:
         info = self._orchestrator.info()

@@ -29,8 +29,8 @@ from dagmaster.orchestrator.pause import pause
 from dagmaster.orchestrator.tidy import DAY_SECONDS, Tidy
 from dagmaster.settings import Settings
 
-STUCK_AFTER: Final = 5  # failures in a row to advance a job
-PRUNING_SECONDS: Final = 20.0  # in one run; if more is left, the next run follows soon
+STUCK_AFTER: Final = 5  # after this many failures in a row to advance a job, it is reported as stuck
+PRUNING_SECONDS: Final = 20.0  # the time for deleting jobs in one run; if more are left, the next run follows soon
 _log = log.get("janitor")
 
 Post = Callable[..., Awaitable[None]]
@@ -58,7 +58,7 @@ class Janitor:
     def __post_init__(self) -> None:
         self.counters = JanitorCounters()
         self._stuck: dict[UUID, tuple[Claim, str]] = {}
-        self._is_wanted = asyncio.Event()
+        self._is_run_requested = asyncio.Event()
         self._ran_at: float | None = None
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class Janitor:
         self._ran_at = time.monotonic()
         seconds = self.settings.janitor_interval_sec * self.random.random()
         while True:
-            await pause(self._is_wanted, seconds)
+            await pause(self._is_run_requested, seconds)
             is_done = await self._run_once_safely()
             seconds = self.settings.janitor_interval_sec * (1.0 if is_done else 0.02)
 
@@ -90,7 +90,7 @@ class Janitor:
     def report_stuck(self, claim: Claim, error: Exception) -> None:
         """The loop has failed to advance this job several times: record it soon, so that people see it."""
         self._stuck[claim.job_id] = (claim, redact(f"{type(error).__name__}: {error}"))
-        self._is_wanted.set()
+        self._is_run_requested.set()
 
     def stats(self) -> dict[str, Any]:
         """`silent_seconds` far above the interval means that it is stuck. Other threads may call it."""
@@ -116,18 +116,18 @@ class Janitor:
     async def sweep(self, *, is_dry: bool = False) -> tuple[UUID, SweepResult]:
         """One run. A dry run changes nothing and sends no notification."""
         run_id = uuid4()
-        noted = [] if is_dry else await self._note_stuck(run_id)
-        swept = await self.store.sweep(run_id, patience_of(self.settings), is_dry=is_dry)
+        stuck_jobs = [] if is_dry else await self._note_stuck(run_id)
+        result = await self.store.sweep(run_id, thresholds_of(self.settings), is_dry=is_dry)
         if not is_dry:
-            await self._report(run_id, (*noted, *swept.actions))
-        return run_id, swept
+            await self._report(run_id, (*stuck_jobs, *result.actions))
+        return run_id, result
 
     async def _note_stuck(self, run_id: UUID) -> list[JanitorAction]:
-        noted: list[JanitorAction] = []
+        actions: list[JanitorAction] = []
         for job_id, (claim, error) in list(self._stuck.items()):
-            noted += await self.store.note_stuck(run_id, self.owner_id, claim, error)
+            actions += await self.store.note_stuck(run_id, self.owner_id, claim, error)
             self._stuck.pop(job_id, None)
-        return noted
+        return actions
 
     async def _report(self, run_id: UUID, actions: tuple[JanitorAction, ...]) -> None:
         if not actions:
@@ -168,7 +168,7 @@ class Janitor:
         return True
 
 
-def patience_of(settings: Settings) -> JanitorThresholds:
+def thresholds_of(settings: Settings) -> JanitorThresholds:
     return JanitorThresholds(
         settings.orphan_threshold_sec,
         settings.janitor_patience_sec,

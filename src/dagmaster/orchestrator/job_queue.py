@@ -136,9 +136,9 @@ class JobQueue:
     async def _back_off(self, error: Exception) -> None:
         self.counters.errors += 1
         if self._failures == 0:
-            say = _log.error if isinstance(error, InvalidRequest) else _log.warning
+            log_failure = _log.error if isinstance(error, InvalidRequest) else _log.warning
             hint = error.hint if isinstance(error, DagmasterError) else None
-            say("submissions cannot be taken from Service Bus; trying again", error=str(error), hint=hint)
+            log_failure("submissions cannot be taken from Service Bus; trying again", error=str(error), hint=hint)
         self.error = str(error)
         seconds = backoff_seconds(error, self._failures)
         self._failures += 1
@@ -147,9 +147,9 @@ class JobQueue:
 
 def _id_of(message: BrokerMessage, body: Any, queue: str) -> str:
     """The producer's id of the submission or of the message; without one, a hash of its place in the queue."""
-    named = body.get("message_id") if isinstance(body, dict) else None
-    own = named if isinstance(named, str) and named else message.message_id
-    if own:
-        return own if len(own) <= _MAX_ID_LENGTH else hashlib.sha256(own.encode()).hexdigest()
+    in_body = body.get("message_id") if isinstance(body, dict) else None
+    given_id = in_body if isinstance(in_body, str) and in_body else message.message_id
+    if given_id:
+        return given_id if len(given_id) <= _MAX_ID_LENGTH else hashlib.sha256(given_id.encode()).hexdigest()
     place = f"{queue}/{message.sequence_number}/{message.enqueued_at}"
     return hashlib.sha256(place.encode()).hexdigest()

@@ -136,8 +136,8 @@ class OrchestratorLiveness:
                 log.failure(_log, "heartbeat failed", error)
 
     def _note_beat(self) -> None:
-        """After an outage other instances may have been cut off too:
-        they get time for a heartbeat before they count as dead."""
+        """After an outage, other instances may have been disconnected too: they get time for a heartbeat before they
+        count as dead."""
         now = self._now()
         if self.heartbeat_at is not None and now - self.heartbeat_at > self.settings.orphan_threshold_sec:
             self._next_scan = max(self._next_scan, now + self.settings.heartbeat_interval_sec)

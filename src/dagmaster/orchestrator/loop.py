@@ -35,11 +35,11 @@ from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.settings import Settings
 from dagmaster.transports.transport import Transport
 
-SWEEP_SECONDS = 0.2  # the shortest time between two sweeps, however many notifications arrive
-SWEEP_SHARE = 0.05  # at most this share of the time, but one sweep at every poll
+SWEEP_SECONDS = 0.2  # the shortest time between two sweeps for pending work, however many notifications arrive
+SWEEP_SHARE = 0.05  # sweeps take at most this share of the time, but there is one at every poll
 COUNT_SECONDS = 10.0  # how often an instance without jobs checks in the database whether it owns some
 CHORES_SECONDS = 3600.0
-FEW_JOBS = 16  # up to this many are opened without asking first which of them have reports
+FEW_JOBS = 16  # up to this many jobs are opened without asking first which of them have reports
 _log = log.get("orchestrator")
 
 
@@ -190,11 +190,11 @@ class Orchestrator(JobAdvancing):
             await self._claim(self.ledger.claim_orphans if is_scan else self.ledger.claim_jobs)
             if is_scan:
                 self.scanned_at = self._now()
-        sweep = self._is_sweep_due()
-        if topics == {RESULTS} and not is_poll and not sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
+        is_sweep = self._is_sweep_due()
+        if topics == {RESULTS} and not is_poll and not is_sweep and not self._dirty and len(self._owned) <= FEW_JOBS:
             await self._advance_safely(sorted(self._owned), self.ledger.open_reported_jobs)
         else:
-            await self._find_pending_work(sweep=sweep)
+            await self._find_pending_work(is_sweep=is_sweep)
             await self._advance_all()
         await self._review_deferred()
         await self._maintain()
@@ -223,7 +223,7 @@ class Orchestrator(JobAdvancing):
         return True
 
     def _use(self, library: WorkflowLibrary) -> None:
-        """For submissions from now on: a job keeps the definition that it was submitted with."""
+        """Use these workflows for new submissions. A job keeps the definition that it was submitted with."""
         self.library = library
 
     async def _take_messages(self) -> None:
@@ -261,11 +261,11 @@ class Orchestrator(JobAdvancing):
             if len(claims) < limit:
                 return
 
-    async def _find_pending_work(self, *, sweep: bool) -> None:
-        if not self._owned and not sweep:
+    async def _find_pending_work(self, *, is_sweep: bool) -> None:
+        if not self._owned and not is_sweep:
             self._next_due = None
             return
-        if not sweep:
+        if not is_sweep:
             reported = await self.ledger.reported_jobs(self.owner_id)
             self._dirty.update(job_id for job_id in reported if job_id in self._owned)
             return
@@ -285,9 +285,9 @@ class Orchestrator(JobAdvancing):
     async def _compare_ownership(self) -> None:
         """According to the database, this instance owns more jobs than it knows of, or fewer.
 
-        Fewer: others claimed them while this instance was paused or disconnected. All jobs are read again, and the
-        fence shows which. More: the response to a claim was lost. These jobs are released, because no instance would
-        ever advance them while their owner is alive.
+        Fewer: others claimed some of them while this instance was paused or disconnected. All jobs are read again, and
+        the fence shows which ones were lost. More: the response to a claim was lost. The unknown jobs are released,
+        because no instance would ever advance them while their owner is alive.
         """
         self._discard_views(self._owned)
         released = await self.ledger.release_unknown(self.owner_id, list(self._owned))

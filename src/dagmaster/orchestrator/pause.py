@@ -3,11 +3,11 @@
 import asyncio
 
 
-async def pause(wanted: asyncio.Event, seconds: float) -> None:
+async def pause(requested: asyncio.Event, seconds: float) -> None:
     """Wait until the next run is due, or requested earlier. That run serves the request, so the event is cleared."""
     try:
         async with asyncio.timeout(seconds):
-            await wanted.wait()
+            await requested.wait()
     except TimeoutError:
         pass
-    wanted.clear()
+    requested.clear()

@@ -44,7 +44,7 @@ FEW_WAITING: Final = SMALLEST_WINDOW  # if fewer announced tasks wait, more are 
 REMEMBERED_SECONDS: Final = 30.0  # an older id is not counted: its message may be lost
 BUSY_SECONDS: Final = 0.5  # between two checks of a busy queue
 NEWEST: Final = 4  # ids of new tasks that are sent for a busy queue
-NEWEST_SECONDS: Final = 0.05  # between two of these for a queue
+NEWEST_SECONDS: Final = 0.05  # between two such sends for a queue
 FORGOTTEN_AT_ONCE: Final = (100, 2000)  # messages to check: twice as many as were unneeded before, within these limits
 LEASE_SECONDS: Final = 60.0  # more than sending may take
 _log = log.get("relay")
@@ -88,14 +88,14 @@ class Relay:
         self._counted_at = float("-inf")
         self._woken: set[str] = set()  # busy queues that have new tasks
         self._newest_sent_at: dict[str, float] = {}  # by busy queue
-        self._is_wanted = asyncio.Event()
+        self._is_run_requested = asyncio.Event()
 
     async def run(self) -> None:
         """Run until cancelled. No failure ends it."""
         while True:
-            self._is_wanted.clear()  # before the claim: messages that are committed from now on wake the relay again
+            self._is_run_requested.clear()  # before the claim: messages committed from now on wake the relay again
             if not await self._run_once_safely():
-                await pause(self._is_wanted, self._pause_seconds)
+                await pause(self._is_run_requested, self._pause_seconds)
 
     @property
     def _pause_seconds(self) -> float:
@@ -104,9 +104,9 @@ class Relay:
         return BUSY_SECONDS if self._busy else self.poll_seconds
 
     def wake(self, queues: Iterable[str] = ()) -> None:
-        """There may be something to send; these queues have new tasks."""
+        """Run soon: there may be ids to send. These queues have new tasks."""
         self._woken.update(queues)
-        self._is_wanted.set()
+        self._is_run_requested.set()
 
     def stats(self) -> dict[str, Any]:
         return {**asdict(self.counters), "queue_errors": dict(self.queue_errors)}
@@ -149,7 +149,7 @@ class Relay:
         return self._windows.get(queue, self._widest(queue))
 
     def _widest(self, queue: str) -> int:
-        """The largest window. More messages than it takes to wake every worker would be outdated when they arrive, and
+        """The largest window. With more messages than wake every worker, some would be outdated when they arrive, and
         workers would have to complete them."""
         workers = self._workers.get(queue)
         return min(WINDOW, max(SMALLEST_WINDOW, 2 * workers)) if workers else WINDOW
@@ -272,8 +272,10 @@ class Relay:
 
     async def _postpone(self, queue: str, messages: Sequence[ClaimedMessage], error: DagmasterError) -> None:
         if not self._failures[queue]:
-            say = _log.error if isinstance(error, InvalidRequest) else _log.warning
-            say("ids of tasks cannot be sent; workers find the tasks by polling", error=error.message, hint=error.hint)
+            log_failure = _log.error if isinstance(error, InvalidRequest) else _log.warning
+            log_failure(
+                "ids of tasks cannot be sent; workers find the tasks by polling", error=error.message, hint=error.hint
+            )
         seconds = backoff_seconds(error, self._failures[queue])
         self._failures[queue] += 1
         self.queue_errors[queue] = error.message

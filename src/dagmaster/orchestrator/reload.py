@@ -31,7 +31,7 @@ class WorkflowReload:
     owner_id: UUID | None = None
     library: WorkflowLibrary | None = None
     generation: int | None = None  # None before the first comparison
-    _is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_run_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -40,10 +40,10 @@ class WorkflowReload:
                 await self.run_once()
             except Exception as error:  # jobs continue with the workflows that are in use
                 log.failure(_log, "the workflows could not be read again; it is tried again later", error)
-            await pause(self._is_wanted, self.interval_seconds)
+            await pause(self._is_run_requested, self.interval_seconds)
 
     def wake(self) -> None:
-        self._is_wanted.set()
+        self._is_run_requested.set()
 
     async def close(self) -> None:
         await self.caches.close()

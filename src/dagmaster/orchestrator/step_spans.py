@@ -45,6 +45,6 @@ class StepSpans:
             self._spans.append(span)
 
     def end(self) -> None:
-        """The step is committed."""
+        """End the spans: the step is committed."""
         for span in self._spans:
             span.end()

@@ -57,8 +57,8 @@ class Tidy:
             pause = self.settings.janitor_interval_sec * (0.02 if has_more else 1.0)
 
     async def run_once(self, run_id: UUID, *, is_dry: bool = False) -> SweepResult:
-        """Remove the files of a bounded number of jobs. A dry run only reports them.
-        Failures are tried again next time."""
+        """Remove the files of a bounded number of jobs. A dry run only reports them. Failures are tried again next
+        time."""
         try:
             swept = await self._remove_leftovers(run_id, is_dry)
             if not is_dry:
@@ -73,8 +73,8 @@ class Tidy:
         if not folders:
             return SweepResult((), ())
 
-        async def remove(over: Sequence[JobFiles]) -> list[RemovedFiles]:
-            return await asyncio.to_thread(self._remove, over, is_dry)
+        async def remove(ended_jobs: Sequence[JobFiles]) -> list[RemovedFiles]:
+            return await asyncio.to_thread(self._remove, ended_jobs, is_dry)
 
         checked = folders if len(folders) <= FOLDERS_AT_ONCE else self.random.sample(folders, FOLDERS_AT_ONCE)
         swept = await self.store.tidy(run_id, checked, graces_of(self.settings), JOBS_AT_ONCE, remove, is_dry=is_dry)
@@ -83,19 +83,19 @@ class Tidy:
             _log.info("files of jobs that have ended were removed", jobs=len(swept.actions), run_id=str(run_id))
         return swept
 
-    def _remove(self, over: Sequence[JobFiles], is_dry: bool) -> list[RemovedFiles]:
-        """Remove files; in a folder by renaming, which is fast. A job whose files cannot be removed does not block the
-        others."""
+    def _remove(self, ended_jobs: Sequence[JobFiles], is_dry: bool) -> list[RemovedFiles]:
+        """Remove files. In a folder store they are only renamed, which is fast. A job whose files cannot be removed
+        does not block the others."""
         until = time.monotonic() + REMOVING_SECONDS
         with_scratch = set(self.storage.scratch_jobs())
         removed = []
-        for leftovers in over:
+        for leftovers in ended_jobs:
             if time.monotonic() > until:
                 break
             try:
-                done = _remove_those_of(self.storage, leftovers, leftovers.job_id in with_scratch, is_dry)
-                if done.objects or done.files.has_scratch:
-                    removed.append(done)
+                removed_files = _remove_files_of(self.storage, leftovers, leftovers.job_id in with_scratch, is_dry)
+                if removed_files.objects or removed_files.files.has_scratch:
+                    removed.append(removed_files)
             except (DagmasterError, OSError) as error:
                 self._note_failure(error, job_id=str(leftovers.job_id))
         return removed
@@ -106,7 +106,7 @@ class Tidy:
 
 
 def tidy_of(settings: Settings, dsn: str, role: str = "tidy") -> Tidy | None:
-    """None if it is disabled."""
+    """The background task, or None if TIDY_ENABLED is false."""
     return Tidy(settings, PostgresJanitor(dsn, role), open_storage(settings)) if settings.tidy_enabled else None
 
 
@@ -128,9 +128,9 @@ def _list_folders(storage: Storage) -> list[JobFiles]:
     ]
 
 
-def _remove_those_of(storage: Storage, leftovers: JobFiles, has_scratch: bool, is_dry: bool) -> RemovedFiles:
-    """Returns what was there: another orchestrator may have removed files since they were listed. Folders without
-    objects are removed too."""
+def _remove_files_of(storage: Storage, leftovers: JobFiles, has_scratch: bool, is_dry: bool) -> RemovedFiles:
+    """Remove the files of one job, and folders without objects. Returns what still existed: another orchestrator may
+    have removed files since they were listed."""
     job_id = leftovers.job_id
     blobs = [blob.size_bytes for blob in storage.intermediate_blobs(job_id)] if leftovers.has_blobs else []
     outputs = [blob.size_bytes for blob in storage.output_blobs(job_id)] if leftovers.has_outputs else []

@@ -169,7 +169,7 @@ async def _read_status(reader: asyncio.StreamReader) -> int:
             raise ValueError("the response is not HTTP/1.1")
         if (status := int(line[1])) >= _FINAL_STATUS:
             return status
-    raise ValueError("the response does not end")
+    raise ValueError("it sent only informational responses")
 
 
 async def _discard_body(reader: asyncio.StreamReader) -> None:

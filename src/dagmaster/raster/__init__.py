@@ -1,7 +1,7 @@
 """Rasters: facts about files, validation, output grids, COGs, mosaics and statistics.
 
-A library without jobs, databases or storage: functions take paths and values and return values, in a notebook as in a
-handler. The most used names are available from this package, and are imported on first use:
+A library without jobs, databases or storage: functions take paths and values and return values, in notebooks and in
+handlers. The most used names are available from this package, and are imported on first use:
 
     from dagmaster import raster
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagmaster.raster.validation.findings import Checked, Verdict
     from dagmaster.raster.validation.limits import inspect
 
-_HOMES = {
+_MODULES = {
     "cog.write": ("CogFacts", "make_cog", "write_cog"),
     "cog.coverage": ("tiles_with_data",),
     "source.facts": ("RasterFacts", "RasterType", "read_facts"),
@@ -70,7 +70,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
+            return getattr(import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

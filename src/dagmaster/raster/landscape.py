@@ -36,7 +36,7 @@ _ORIGIN = (560_000.0, 5_300_000.0)
 _TAKEN_AT = "2024-07-15T10:06:00Z"
 _STEP = 8  # pixels between two points of the coarse grid
 _TILT = 0.13  # of the orbit against north
-_PIXELS_OF_RELIEF = 4_400.0  # how far apart the large valleys are
+_PIXELS_OF_RELIEF = 4_400.0  # the distance between large valleys
 
 
 def make_landscape(
@@ -48,12 +48,14 @@ def make_landscape(
     """
     if size % BLOCK or not 0 < size <= 65_536:
         raise InvalidRequest(f"the size must be a multiple of {BLOCK} pixels, at most 65536", code="landscape.size")
-    land = _Land.grown(size, seed)
+    land = _Land.create(size, seed)
     corners = [(row, col) for row in range(0, size, BLOCK) for col in range(0, size, BLOCK)]
     with rasterio.open(path, "w", **_profile(size)) as file:
         file.colorinterp = (ColorInterp.red, ColorInterp.green, ColorInterp.blue)
         file.update_tags(
-            ACQUISITIONDATETIME=_TAKEN_AT, TIFFTAG_IMAGEDESCRIPTION="A made-up landscape", TIFFTAG_SOFTWARE="dagmaster"
+            ACQUISITIONDATETIME=_TAKEN_AT,
+            TIFFTAG_IMAGEDESCRIPTION="An artificial landscape",
+            TIFFTAG_SOFTWARE="dagmaster",
         )
         for done, ((row, col), block) in enumerate(_in_order(land, corners), 1):
             file.write(block, window=Window(col, row, BLOCK, BLOCK))
@@ -114,7 +116,7 @@ class _Land:
     cover: NDArray[np.uint8]  # colours by height and dampness
 
     @classmethod
-    def grown(cls, size: int, seed: int) -> "_Land":
+    def create(cls, size: int, seed: int) -> "_Land":
         random = np.random.default_rng(seed)
         points = size // _STEP + 4
         valleys = _noise(random, points, slope=2.3)

@@ -49,5 +49,5 @@ def _png(bands: NDArray[np.uint8]) -> bytes:
 
 
 def _quietly() -> warnings.catch_warnings:
-    """Pictures have no georeference."""
+    """Suppress the warning that a picture has no georeference."""
     return warnings.catch_warnings(action="ignore", category=NotGeoreferencedWarning)

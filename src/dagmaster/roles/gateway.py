@@ -33,4 +33,4 @@ class _GatewayServer(WebServer):
 
 
 def _socket(settings: Settings) -> socket.socket:
-    return bind(settings.gateway_host, settings.gateway_port, is_insecure=settings.may_expose_gateway, endpoint=GATEWAY)
+    return bind(settings.gateway_host, settings.gateway_port, may_expose=settings.may_expose_gateway, endpoint=GATEWAY)

@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.2
 # Any client may read the probes, because orchestration systems such as Kubernetes send no credentials.
 # Non-loopback addresses require HEALTH_INSECURE.
 PROBE_PERMISSION = dict.fromkeys(PATHS, Permission.ANYONE)
-# Returns when the role may begin; None if it may begin at once.
+# A gate returns when the role may begin; None if it may begin at once.
 Gate = Callable[[], Awaitable[None]] | None
 
 
@@ -130,7 +130,7 @@ def log_start(name: str, dsn: str) -> None:
 
 
 def log_authentication(settings: Settings, endpoint: Endpoint) -> None:
-    """State at the start of a server that authentication is disabled: as a warning if others may reach the server."""
+    """Log at the start of a server that authentication is disabled; as a warning if others may reach the server."""
     logger = log.get(endpoint.name)
     if settings.insecure_endpoints([endpoint.name]):
         logger.warning(settings.authentication_notice([endpoint.name]), hint="set AUTH_ENABLED=true")
@@ -156,13 +156,13 @@ def stop_on_signals(role: Role) -> None:
     stop_now: Callable[[], None] | None = getattr(role, "stop_now", None)
     steps = [role.stop, stop_now] if stop_now else [role.stop]
 
-    def stop(which: signal.Signals) -> None:
+    def stop(signum: signal.Signals) -> None:
         if not steps:
-            os._exit(128 + which)
+            os._exit(128 + signum)
         steps.pop(0)()
 
-    for which in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(which, stop, which)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop, signum)
 
 
 async def _wait_for_release(hold: int, dsn: str, name: str) -> None:
@@ -173,7 +173,7 @@ async def _wait_for_release(hold: int, dsn: str, name: str) -> None:
 
 
 async def _require_schema(dsn: str, name: str) -> None:
-    """Wait for the database for a while if it is unavailable; refuse one without our schema."""
+    """Wait for a while if the database is unavailable. Raises an error if it does not have our schema."""
     from dagmaster.database.reads.installation import InstallationReads
 
     loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Ite
         yield None
         return
     bound = bind_or_any(
-        settings.health_host, settings.health_port, is_insecure=settings.health_insecure, endpoint=HEALTH
+        settings.health_host, settings.health_port, may_expose=settings.health_insecure, endpoint=HEALTH
     )
     with Probes(bound, subject, patience_seconds=patience_seconds, is_open_to_all=settings.health_insecure) as probes:
         yield probes

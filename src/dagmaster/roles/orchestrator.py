@@ -125,11 +125,11 @@ def _library(settings: Settings, registry: Registry) -> WorkflowLibrary:
 
 
 def _api_socket(settings: Settings) -> socket.socket | None:
-    """On the chosen port; else on the default port, or on a free one if the default is in use."""
+    """A socket on the chosen port; else on the default port, or on a free one if the default is in use."""
     if not settings.api_enabled:
         return None
     bind_port = bind if "api_port" in settings.model_fields_set else bind_or_any
-    bound = bind_port(settings.api_host, settings.api_port, is_insecure=settings.may_expose_api)
+    bound = bind_port(settings.api_host, settings.api_port, may_expose=settings.may_expose_api)
     if settings.api_port not in (0, bound.getsockname()[1]):
         log.get("orchestrator").warning(
             f"port {settings.api_port} is in use; the API listens on a free port", url=url_of(bound)

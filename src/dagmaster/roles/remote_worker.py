@@ -32,7 +32,7 @@ PROGRESS_SECONDS = 2.0
 
 
 async def run_remote_worker(settings: Settings) -> None:
-    """Run until it is stopped."""
+    """Run a worker without database access until it is stopped."""
     log.get(NAME).info("starting", pid=os.getpid(), version=__version__, platform=settings.dag_callback_url)
     arm_crash_point(settings)
     with traced(settings, NAME):

@@ -17,7 +17,7 @@ def is_installed() -> bool:
 
 
 def require_software(extra: str = "serving") -> None:
-    """`extra` is the one that the caller needs."""
+    """Raise an error if the map server is not installed. Its hint names `extra`, which the caller needs."""
     if not is_installed():
         raise InvalidRequest(
             "the map server is not installed", code="serving.not-installed", hint=f"pip install 'dagmaster[{extra}]'"
@@ -39,4 +39,4 @@ async def serve_maps(settings: Settings, dsn: str, fd: int | None) -> None:
 
 
 def _socket(settings: Settings) -> socket.socket:
-    return bind(settings.serving_host, settings.serving_port, is_insecure=settings.may_expose_maps, endpoint=SERVING)
+    return bind(settings.serving_host, settings.serving_port, may_expose=settings.may_expose_maps, endpoint=SERVING)

@@ -82,4 +82,4 @@ def worker_transport(
 
 
 async def _keep_open() -> None:
-    """The notifier is closed by the role."""
+    """Nothing to close: the role closes the notifier."""

@@ -5,7 +5,7 @@ current state.
     asset or dataset, version, rev ──┴▶ one query ──▶ access.decision ──▶ the revision that is read, or 404
 
 Nothing is cached, so that what a reviewer decides takes effect with the next request in every process. For data that a
-caller may not read, the error says that it does not exist: the response depends only on what the caller may see anyway.
+caller may not read, the error says that it does not exist: a response reveals nothing that the caller may not see.
 """
 
 import re
@@ -103,7 +103,7 @@ class AccessDecisions:
         raise reader.refusal(asset, revision)
 
     def expecting(self, path: str, query: str) -> AbstractContextManager[None]:
-        """Inside this context, what the decision on a request needs is read together with the key of the caller."""
+        """A context in which the data for the decision on a request is read together with the key of the caller."""
         expected = expected_publication(path, query)
         if expected is None:
             return nullcontext()
@@ -117,7 +117,7 @@ class AccessDecisions:
         return read_access(caller_of(request), asset.version) == ReadAccess.DATA
 
     async def listed_collections(self, request: Request) -> tuple[str, ...] | None:
-        """The collections that the catalogue shows to the caller; None if these are all."""
+        """The collections that the catalogue shows to the caller; None means all collections."""
         collections = await self._catalog.collections(readable_clearances(caller_of(request)))
         return collections.ids if collections.has_others else None
 

@@ -47,7 +47,8 @@ _BOOLEAN = "true|false|1|0"
 _SIZE = r"[1-9]\d{0,3}"
 _MAX_PARAMETERS = 40
 _WORD = r"[A-Za-z0-9_.,/-]{0,60}"
-# All allowed parameters. TiTiler's others (algorithms, colour formulas, CRSs, buffers) are code or have no limit.
+# All allowed parameters. TiTiler's other parameters (algorithms, colour formulas, CRSs, buffers) run code or have no
+# limit.
 PARAMETERS: Mapping[str, re.Pattern[str]] = {
     name: re.compile(pattern)
     for name, pattern in {

@@ -49,7 +49,7 @@ class Encoder:
     ) -> tuple[bytes, str]:
         """Like TiTiler's `render_image`. Call it in a thread."""
         if rescale:
-            image.rescale(rescale)  # here, because rescaled pixels are bytes, which are sent faster to a child process
+            image.rescale(rescale)  # in this process: rescaled pixels are bytes, which are sent faster to a child
         if is_small(image, output_format):
             return render_image(image, colormap, output_format, add_mask, **options)
         # Metadata is left out, because the image does not contain it.
@@ -84,7 +84,7 @@ class Encoder:
         with self._lock:
             if self._pool is pool:
                 self._pool = None
-        for process in list((pool._processes or {}).values()):  # one that takes too long would continue
+        for process in list((pool._processes or {}).values()):  # a child process that takes too long would continue
             process.kill()
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -102,7 +102,7 @@ def _start_child(parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has been killed: the pool would wait for work forever."""
+    """End this process when its parent has been killed: otherwise it would wait for work forever."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(0)

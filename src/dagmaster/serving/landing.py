@@ -1,7 +1,7 @@
 """The root of the map server: the page with all datasets for browsers, the landing page of OGC API for other clients.
 Both are also at /maps, for clients that reach the map server by the address of the API.
 
-The landing page names no dataset: it links to lists, which contain what the caller may see.
+The landing page names no dataset: it links to lists, which contain only what the caller may see.
 """
 
 from typing import Annotated, Any

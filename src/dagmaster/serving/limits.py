@@ -22,7 +22,7 @@ from dagmaster.web.authentication import CALLER
 
 _CORES = max(2, os.cpu_count() or 1)
 _SMALL_PATHS = re.compile(r"tiles(?:/.*)?|(?:.*/)?tilejson\.json|map|.*/map\.html|info(?:\.geojson)?|point/.*|.*\.xml")
-_PIXEL_PATHS = re.compile(rf"(?:{TILES}|{SEARCHES})/[^/]+/(?P<rest>.+)")
+_PIXEL_PATHS = re.compile(rf"(?:{TILES}|{SEARCHES})/[^/]+/(?P<path>.+)")
 # The patterns of routes with boxes and sizes backtrack: a path with hundreds of separators would take minutes.
 _MAX_COMMAS, _MAX_PATH_CHARACTERS = 3, 500
 
@@ -45,7 +45,7 @@ class WorkLimit:
         if not self._queue and self._has_slot(client):
             self._running[client] += 1
             return
-        self._require_place(client)
+        self._require_queue_space(client)
         admitted = asyncio.get_running_loop().create_future()
         self._queue.append((client, admitted))
         self._admit()
@@ -78,7 +78,7 @@ class WorkLimit:
     def _has_slot(self, client: str) -> bool:
         return self._running.total() < self.running and self._running[client] < self.per_client
 
-    def _require_place(self, client: str) -> None:
+    def _require_queue_space(self, client: str) -> None:
         if sum(waiting == client for waiting, _ in self._queue) >= self.waiting_per_client:
             raise NotAllowed(
                 "too many requests of this client at once",
@@ -114,7 +114,7 @@ def _pixel_path(scope: Scope) -> str | None:
     if scope["type"] != "http":
         return None
     match = _PIXEL_PATHS.fullmatch(scope["path"].removeprefix(scope.get("root_path", "")))
-    return match["rest"] if match else None
+    return match["path"] if match else None
 
 
 class PixelLimits:

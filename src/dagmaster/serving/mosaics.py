@@ -34,7 +34,7 @@ _TILE_MATRIX_SET = "WebMercatorQuad"
 
 @dataclass(frozen=True, slots=True)
 class Mosaic:
-    """`extents` is filled as assets are opened: most assets of a quadkey do not touch the requested tile."""
+    """`extents` has the extents of opened assets: most assets of a quadkey do not touch the requested tile."""
 
     bounds: BBox
     minzoom: int

@@ -107,7 +107,7 @@ class CogReader(Reader):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ctx_stack.__exit__(kind, error, trace)  # rio-tiler's does not pass the error on to the pool
+        self._ctx_stack.__exit__(kind, error, trace)  # rio-tiler's method does not pass the error on to the pool
 
     def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:  # type: ignore[override]
         require_tile(self.tms, tile_x, tile_y, tile_z)
@@ -144,7 +144,7 @@ class CogReader(Reader):
             width, height = _size(_aspect_on_ground(BBox(*self._dataset.bounds)), longest, width, height)
         if width or height:
             width, height = _size(self._dataset.width / self._dataset.height, None, width, height)
-            longest = None  # rio-tiler accepts one or the other
+            longest = None  # rio-tiler accepts either max_size or width and height
         bands = None if expression else self._indexes(indexes)
         return super().preview(
             indexes=bands, expression=expression, max_size=longest, width=width, height=height, **options

@@ -68,7 +68,7 @@ class RevisionReader:
             readable.dataset_id,
             readable.ordinal,
             readable.revision,
-            after=_plain(request.query_params.get("after", "")),
+            after=_without_nul(request.query_params.get("after", "")),
             limit=limit + 1,
         )
         items = documents[:limit]
@@ -98,7 +98,7 @@ class RevisionReader:
 
     async def _document(self, readable: ReadableRevision, document_id: str) -> Json:
         documents = await self.catalog.documents(
-            readable.dataset_id, readable.ordinal, readable.revision, [_plain(document_id)]
+            readable.dataset_id, readable.ordinal, readable.revision, [_without_nul(document_id)]
         )
         if document_id not in documents:
             raise _no_document()
@@ -176,8 +176,8 @@ def _number(request: Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _plain(document_id: str) -> str:
-    """PostgreSQL cannot store the character NUL."""
+def _without_nul(document_id: str) -> str:
+    """The id of a document. One with the character NUL, which PostgreSQL cannot store, does not exist."""
     if "\x00" in document_id:
         raise _no_document()
     return document_id

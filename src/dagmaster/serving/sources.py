@@ -27,7 +27,7 @@ from dagmaster.serving.shared_tasks import SharedTasks
 from dagmaster.stac.layers import described, styled
 from dagmaster.storage.location import Location
 
-# A map requests some forty tiles at once.
+# How long documents of a preview are kept: a map requests some forty tiles at once.
 _PREVIEW_SECONDS = 2.0
 _MAX_FILE_LISTS = 64  # a revision may have thousands of files
 Json = dict[str, Any]
@@ -80,7 +80,7 @@ class SourceResolver:
         return await self._sources.get(_key(readable), lambda: self._read(readable), _kept_seconds(readable))
 
     async def files(self, readable: ReadableRevision) -> frozenset[Location]:
-        """The files that the documents of a revision name. A reviewer has seen no others."""
+        """The files that the documents of a revision name. Other files were not reviewed."""
         return await self._files.get(_key(readable), lambda: self._read_files(readable), _kept_seconds(readable))
 
     async def _read_files(self, readable: ReadableRevision) -> frozenset[Location]:
@@ -123,9 +123,9 @@ def _described(collection: Json, item: Json | None, layer: LayerTexts) -> tuple[
     if style := layer.metadata.get("style"):
         bands = ((item.get("assets") or {}).get("data") or {}).get("bands") or []
         properties["renders"] = styled(properties.get("renders") or {}, style, len(bands) or None)
-    if "title" in layer.metadata:
-        properties["title"] = layer.metadata["title"]
-    if "attribution" in layer.metadata:
+    if title := layer.metadata.get("title"):
+        properties["title"] = title
+    if layer.metadata.get("attribution"):
         properties["providers"] = described_collection["providers"]
     return described_collection, {**item, "properties": properties}
 

@@ -71,7 +71,7 @@ from stac_fastapi.pgstac.models.links import ItemLinks, PagingLinks  # noqa: E40
 from stac_fastapi.pgstac.utils import filter_fields  # noqa: E402
 from stac_fastapi.types.errors import NotFoundError  # noqa: E402
 
-Collections = tuple[str, ...] | None  # the collections that a caller may see; None: all
+Collections = tuple[str, ...] | None  # the collections that a caller may see; None means all
 
 PREFIX = STAC
 TITLE = "dagmaster"
@@ -150,7 +150,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
 
     async def get_collection(self, collection_id: str, request: Request, **options: Any) -> Any:
         if revisions.is_requested(request):
-            with _unknown_as(_no_collection(collection_id)):
+            with _not_found_as(_no_collection(collection_id)):
                 return await _revision_documents(request).collection(request, collection_id)
         await _require_listed(request, collection_id)
         collection = await super().get_collection(collection_id, request=request, **options)
@@ -159,7 +159,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
 
     async def get_item(self, item_id: str, collection_id: str, request: Request, **options: Any) -> Any:
         if revisions.is_requested(request):
-            with _unknown_as(_no_collection(collection_id)):
+            with _not_found_as(_no_collection(collection_id)):
                 return await _revision_documents(request).item(request, collection_id, item_id)
         item = await super().get_item(item_id, collection_id, request=request, **options)
         _adapt_items([item], request, {})
@@ -168,7 +168,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
 
     async def item_collection(self, collection_id: str, request: Request, **search: Any) -> Any:
         if revisions.is_requested(request):
-            with _unknown_as(_no_collection(collection_id)):
+            with _not_found_as(_no_collection(collection_id)):
                 document = await _revision_documents(request).items(request, collection_id)
             return Response(orjson.dumps(document), media_type=_GEOJSON)
         _limit_search(search)
@@ -190,7 +190,8 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
         return _adapted(response, lambda document: _adapt_items(document["features"], request, fields), _GEOJSON)
 
     async def _search_base(self, search_request: Any, request: Request) -> Any:
-        """Replaces stac-fastapi's, which fails for all items if one has other types of values than its collection."""
+        """Replaces stac-fastapi's method, which fails for all items if the values of one have other types than those of
+        its collection."""
         listed = await _access(request).listed_collections(request)
         page = await _read_items(_limited_to(search_request, listed), listed, request.app.state.readpool)
         fields = getattr(search_request, "fields", None)
@@ -211,7 +212,7 @@ class _Client(CoreCrudClient):  # type: ignore[misc]
 
 class _QueryablesClient(FiltersClient):  # type: ignore[misc]
     async def get_queryables(self, request: Request, collection_id: str | None = None, **_: Any) -> Any:
-        """Replaces stac-fastapi's: without a collection, the queryables of all that the caller may see."""
+        """Replaces stac-fastapi's method: without a collection, the queryables of all that the caller may see."""
         ids: list[str] | None = None
         if collection_id is not None:
             await _require_listed(request, collection_id)
@@ -246,7 +247,7 @@ def _no_collection(collection_id: str) -> NotFoundError:
 
 
 @contextmanager
-def _unknown_as(error: NotFoundError) -> Iterator[None]:
+def _not_found_as(error: NotFoundError) -> Iterator[None]:
     try:
         yield
     except NotFound:
@@ -284,7 +285,7 @@ class ItemSearch:
         self._app = app
 
     async def page(self, search: Mapping[str, Any], listed: Collections) -> dict[str, Any]:
-        """A page of items for the body of a POST search, of the listed collections (None: of all)."""
+        """A page of items for the body of a POST search, of the listed collections (None means all)."""
         model = _limited_to(self.parsed(search), listed)
         try:
             return await _read_items(model, listed, self._app.state.readpool)
@@ -479,7 +480,7 @@ async def connected(app: FastAPI, dsn: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _get_connection(request: Request, _readwrite: str = "r") -> AsyncIterator[Any]:
-    """Replaces stac-fastapi's, which waits for a free connection without limit."""
+    """Replaces stac-fastapi's function, which waits for a free connection without limit."""
     async with _connection(request.app.state.readpool) as connection:
         yield connection
 

@@ -1,1 +1,1 @@
-"""STAC items and collections, built from measurements and validated. A library that does not know jobs."""
+"""STAC items and collections, built from measurements and validated. A library without jobs."""

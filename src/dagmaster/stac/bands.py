@@ -36,7 +36,7 @@ def bands(cog: Cog) -> list[Json]:
 
 
 def eo_bands(bands: Sequence[Json]) -> list[Json]:
-    """The names of the bands as STAC 1.0 has them: odc-stac finds bands by these names."""
+    """The names of the bands in the form of STAC 1.0, by which odc-stac finds bands."""
     return [{"name": band["name"], **_common_name(band)} for band in bands]
 
 
@@ -46,7 +46,7 @@ def _common_name(band: Json) -> Json:
 
 
 def number(value: float) -> float | str:
-    """JSON has neither NaN nor infinity: STAC writes them as strings."""
+    """A number for JSON, which has neither NaN nor infinity: STAC writes them as strings."""
     if isinstance(value, int):
         return value
     if math.isnan(value):
@@ -95,17 +95,17 @@ def resolution_metres(facts: Facts) -> float | None:
 
 def classes(cog: Cog) -> list[Json] | None:
     """The classes of a palette. The caller passes names; a value without one is named by its number."""
-    place = next((place for place, band in enumerate(cog.facts.bands, start=1) if band.palette), None)
-    if place is None:
+    band_number = next((band_number for band_number, band in enumerate(cog.facts.bands, start=1) if band.palette), None)
+    if band_number is None:
         return None
-    band = cog.facts.bands[place - 1]
-    return [_class(value, colour, band, cog.class_names) for value, colour in palette_in_use(cog, place).items()]
+    band = cog.facts.bands[band_number - 1]
+    return [_class(value, colour, band, cog.class_names) for value, colour in palette_in_use(cog, band_number).items()]
 
 
-def palette_in_use(cog: Cog, place: int) -> dict[int, tuple[int, int, int, int]]:
+def palette_in_use(cog: Cog, band_number: int) -> dict[int, tuple[int, int, int, int]]:
     """TIFF palettes are padded with black: entries after the last colour and the last value are not classes."""
-    palette = cog.facts.bands[place - 1].palette or {}
-    statistics = cog.statistics[place - 1] if place <= len(cog.statistics) else None
+    palette = cog.facts.bands[band_number - 1].palette or {}
+    statistics = cog.statistics[band_number - 1] if band_number <= len(cog.statistics) else None
     coloured = [value for value, colour in palette.items() if any(colour[:3])]
     last = max([*coloured, *cog.class_names, statistics.maximum if statistics else 0])
     return {value: colour for value, colour in sorted(palette.items()) if value <= last}
@@ -126,9 +126,9 @@ def _class(value: int, colour: Sequence[int], band: Band, names: Mapping[int, st
     return fields
 
 
-def _band(cog: Cog, place: int, band: Band, statistics: Statistics | None, resolution: float | None) -> Json:
+def _band(cog: Cog, band_number: int, band: Band, statistics: Statistics | None, resolution: float | None) -> Json:
     fields: dict[str, Any] = {
-        "name": cog.band_names[place - 1] if place <= len(cog.band_names) else f"b{place}",
+        "name": cog.band_names[band_number - 1] if band_number <= len(cog.band_names) else f"b{band_number}",
         "description": band.description or (band.color if band.color not in ("undefined", "gray", "palette") else None),
         "data_type": _data_type(band.dtype),
         "nodata": None if band.nodata is None else number(band.nodata),

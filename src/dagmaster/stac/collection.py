@@ -26,9 +26,17 @@ from dagmaster.stac.public import linked
 from dagmaster.stac.values import EXTENSIONS, Cog, Dataset, Json, Links, Version, multihash
 from dagmaster.stac.when import When, rfc3339
 
-# Fields that differ between files.
-_OF_ONE_FILE = ("href", "file:size", "file:checksum", "file:header_size", "proj:shape", "proj:transform", "proj:bbox")
-_OF_ONE_BAND = ("statistics", "raster:histogram")
+# Fields that differ between files, which are not part of `item_assets`.
+_FIELDS_OF_ONE_FILE = (
+    "href",
+    "file:size",
+    "file:checksum",
+    "file:header_size",
+    "proj:shape",
+    "proj:transform",
+    "proj:bbox",
+)
+_FIELDS_OF_ONE_BAND = ("statistics", "raster:histogram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +97,15 @@ def collection(
         "summaries": _summaries(items),
         "item_assets": {key: _shared(asset) for key, asset in first["assets"].items()},
         "renders": copy.deepcopy(dict(first["properties"]["renders"])),
-        "assets": _assets(assets or CollectionAssets(), _of_whole(version, bbox, updated)),
+        "assets": _assets(assets or CollectionAssets(), _identity_fields(version, bbox, updated)),
         "links": _links(links),
     }
     document["stac_extensions"] = _extensions(document)
     return document
 
 
-def _of_whole(version: Version, bbox: BBox, updated: datetime | None) -> Json:
-    """Fields that identify a version after the collection describes a newer one."""
+def _identity_fields(version: Version, bbox: BBox, updated: datetime | None) -> Json:
+    """Fields of the mosaic by which its version can be identified after the collection describes a newer version."""
     return {
         "dagmaster:version_ordinal": version.ordinal,
         "dagmaster:revision": version.revision,
@@ -125,15 +133,15 @@ def _summaries(items: Sequence[Mapping[str, Any]]) -> Json:
 
 
 def _shared(asset: Mapping[str, Any]) -> Json:
-    fields = {key: copy.deepcopy(value) for key, value in asset.items() if key not in _OF_ONE_FILE}
+    fields = {key: copy.deepcopy(value) for key, value in asset.items() if key not in _FIELDS_OF_ONE_FILE}
     if "bands" in fields:
         fields["bands"] = [
-            {key: value for key, value in band.items() if key not in _OF_ONE_BAND} for band in fields["bands"]
+            {key: value for key, value in band.items() if key not in _FIELDS_OF_ONE_BAND} for band in fields["bands"]
         ]
     return fields
 
 
-def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
+def _assets(assets: CollectionAssets, identity_fields: Json) -> Json:
     entries: Json = {}
     if assets.mosaic:
         entries["mosaic"] = {
@@ -141,7 +149,7 @@ def _assets(assets: CollectionAssets, of_whole: Json) -> Json:
             "type": "application/json",
             "title": "MosaicJSON",
             "roles": ["index"],
-            **of_whole,
+            **identity_fields,
         }
         if assets.whole:
             entries["mosaic"]["bands"] = bands(assets.whole)

@@ -3,7 +3,7 @@
 The orchestrators check names without the libraries of the map server; a test compares the lists.
 """
 
-_BOTH_WAYS = """
+_REVERSIBLE = """
 accent afmhot algae amp autumn balance binary blues bone brbg brg bugn bupu bwr cividis cmrmap cool coolwarm
 copper cubehelix curl dark2 deep delta dense diff flag gist_earth gist_gray gist_heat gist_ncar gist_rainbow
 gist_stern gist_yarg gnbu gnuplot gnuplot2 gray greens greys haline hot hsv ice inferno jet magma matter
@@ -12,7 +12,7 @@ purd purples rain rainbow rdbu rdgy rdpu rdylbu rdylgn reds seismic set1 set2 se
 summer tab10 tab20 tab20b tab20c tarn tempo terrain thermal topo turbid turbo twilight twilight_shifted viridis
 winter wistia ylgn ylgnbu ylorbr ylorrd
 """
-_ONE_WAY = """
+_NOT_REVERSIBLE = """
 cfastie rplumbo schwarzwald
 """
-COLORMAPS = frozenset([*_BOTH_WAYS.split(), *(f"{name}_r" for name in _BOTH_WAYS.split()), *_ONE_WAY.split()])
+COLORMAPS = frozenset([*_REVERSIBLE.split(), *(f"{name}_r" for name in _REVERSIBLE.split()), *_NOT_REVERSIBLE.split()])

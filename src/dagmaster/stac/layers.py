@@ -1,4 +1,4 @@
-"""What people have written about a layer, in STAC documents: texts, attribution, and how it is drawn by default.
+"""Add the layer metadata that people have written to STAC documents: texts, attribution, and the default style.
 
 The functions change copies: without metadata a document stays as it is, so that unpublishing metadata restores it.
 A raster asset has one layer, its collection.
@@ -46,8 +46,8 @@ def styled(renders: Mapping[str, Any], style: Mapping[str, Any], bands: int | No
 
 
 def _replaced_by(style: Mapping[str, Any]) -> frozenset[str]:
-    """Fields of a render that contradict the style: a colour map replaces the other kind, and colours by value need no
-    range. Ranges belong to the bands that they were computed for."""
+    """Fields of a render that contradict the style: `colormap` and `colormap_name` replace each other, and colours by
+    value need no range. Ranges belong to the bands that they were computed for."""
     replaced: set[str] = set()
     if style.keys() & set(_COLORS):
         replaced.update(_COLORS)
@@ -61,7 +61,7 @@ def _replaced_by(style: Mapping[str, Any]) -> frozenset[str]:
 
 
 def band_count(collection: Mapping[str, Any]) -> int | None:
-    """The number of bands of the data; None if the collection does not say it."""
+    """The number of bands of the data; None if the collection does not contain it."""
     data = (collection.get("item_assets") or {}).get("data") or {}
     mosaic = (collection.get("assets") or {}).get("mosaic") or {}
     bands = data.get("bands") or mosaic.get("bands") or collection.get("bands")
@@ -69,7 +69,7 @@ def band_count(collection: Mapping[str, Any]) -> int | None:
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> None:
-    """Refuse what must not be published, and a style that cannot be drawn."""
+    """Refuse texts that must not be published, and a style that cannot be drawn."""
     texts = [metadata.get("title"), metadata.get("description"), metadata.get("attribution")]
     texts += [*(metadata.get("keywords") or []), (metadata.get("style") or {}).get("title")]
     for text in filter(None, texts):

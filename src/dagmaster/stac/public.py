@@ -77,7 +77,7 @@ def why_not_linked(href: str) -> str | None:
 
 
 def why_internal(href: str) -> str | None:
-    """Why the host of a URL cannot be one of the internet; None if it can. Names are not resolved."""
+    """Why the host of a URL cannot be on the internet; None if it can. Names are not resolved."""
     host = (urlsplit(href).hostname or "").rstrip(".")
     if (address := address_in(host)) is not None:
         return None if is_public(address) else "its host is not on the internet"

@@ -67,7 +67,7 @@ class StacProblem:
 
 
 def problems(document: Json) -> list[StacProblem]:
-    """All problems of a document; empty if it is valid."""
+    """All problems of a document; empty if it is valid. The code of a problem is the name of its rule."""
     problem_list = [StacProblem(where, "schema", message) for where, message in _applied(_schema, document)]
     of_its_type = _ITEM_RULES if document.get("type") == "Feature" else _COLLECTION_RULES
     for rule in (*_RULES, *of_its_type, *EXTENSION_RULES):
@@ -77,7 +77,8 @@ def problems(document: Json) -> list[StacProblem]:
 
 
 def _applied(rule: "Rule", document: Json) -> list[tuple[str, str]]:
-    """Rules assume the right types. One that raises has met a wrong type or a missing field."""
+    """Apply a rule. Rules assume the right types: a rule that raises an error has met a wrong type or a missing
+    field."""
     try:
         return list(rule(document))
     except (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError):
@@ -95,8 +96,8 @@ def refuse_unpublishable(
     document: Json, allows_file: Callable[[str], bool], is_served: Callable[[str], bool], collection_url: str
 ) -> None:
     """Raise UnfitData if a document cannot be published: it breaks the schema of STAC, `allows_file` refuses
-    one of its files, or a link leads to an internal address. A document that this software made also obeys the rules
-    of its extensions. Schemas of other extensions are not available without a network, and are not checked.
+    one of its files, or a link leads to an internal address. A document that this software made must also obey
+    the rules of its extensions. Schemas of other extensions are not available without a network, and are not checked.
 
     Links to the collection may be missing, because the server adds them.
     """

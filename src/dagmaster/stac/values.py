@@ -109,7 +109,7 @@ class Statistics(Protocol):
     def before_compression(self) -> bool: ...
 
 
-class Ground(Protocol):
+class FootprintLike(Protocol):
     @property
     def geometry(self) -> Mapping[str, Any]: ...
     @property

@@ -14,8 +14,8 @@ from typing import Any
 
 from dagmaster.stac.values import Json
 
-_OF_ONE_VERSION = re.compile(r"(mosaic|tiling_scheme)(?:-v(\d+))?")
-_OLDER = re.compile(r"v\d+")
+_VERSION_ASSET = re.compile(r"(mosaic|tiling_scheme)(?:-v(\d+))?")
+_OLDER_RENDER = re.compile(r"v\d+")
 _ORDINAL = "dagmaster:version_ordinal"
 
 
@@ -26,44 +26,44 @@ def joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
     """
     newest = new if _ordinal(new) >= _ordinal(known) else known
     document: Json = copy.deepcopy(dict(newest))
-    wholes = {**_wholes(known), _ordinal(new): _wholes(new)[_ordinal(new)]}
-    assets = {key: asset for key, asset in document.get("assets", {}).items() if not _OF_ONE_VERSION.fullmatch(key)}
-    renders = {key: render for key, render in document.get("renders", {}).items() if not _OLDER.fullmatch(key)}
-    for ordinal, whole in sorted(wholes.items(), reverse=True):
+    versions = {**_parts_by_version(known), _ordinal(new): _parts_by_version(new)[_ordinal(new)]}
+    assets = {key: asset for key, asset in document.get("assets", {}).items() if not _VERSION_ASSET.fullmatch(key)}
+    renders = {key: render for key, render in document.get("renders", {}).items() if not _OLDER_RENDER.fullmatch(key)}
+    for ordinal, parts in sorted(versions.items(), reverse=True):
         ending = "" if ordinal == _ordinal(newest) else f"-v{ordinal}"
-        assets |= {f"{kind}{ending}": asset for kind, asset in whole.assets.items()}
-        if ending and whole.render and "mosaic" in whole.assets:
-            renders[f"v{ordinal}"] = {**whole.render, "assets": [f"mosaic{ending}"]}
+        assets |= {f"{kind}{ending}": asset for kind, asset in parts.assets.items()}
+        if ending and parts.render and "mosaic" in parts.assets:
+            renders[f"v{ordinal}"] = {**parts.render, "assets": [f"mosaic{ending}"]}
     document |= {name: value for name, value in (("assets", assets), ("renders", renders)) if value}
     if _ordinal(known) != _ordinal(new):
-        document["summaries"] = _both(known.get("summaries", {}), new.get("summaries", {}))
+        document["summaries"] = _merged_summaries(known.get("summaries", {}), new.get("summaries", {}))
     first, last = known.get("created"), new.get("updated")
     return document | ({"created": first} if first else {}) | ({"updated": last} if last else {})
 
 
 @dataclass(slots=True)
-class _Whole:
+class _VersionParts:
     """The assets and the render of one version in a collection; empty if the version is a single file."""
 
     assets: dict[str, Json] = field(default_factory=dict)
     render: Json | None = None
 
 
-def _wholes(collection: Mapping[str, Any]) -> dict[int, _Whole]:
+def _parts_by_version(collection: Mapping[str, Any]) -> dict[int, _VersionParts]:
     own, renders = _ordinal(collection), collection.get("renders", {})
-    wholes = {own: _Whole(render=renders.get("default"))}
+    versions = {own: _VersionParts(render=renders.get("default"))}
     for key, asset in collection.get("assets", {}).items():
-        if parts := _OF_ONE_VERSION.fullmatch(key):
+        if parts := _VERSION_ASSET.fullmatch(key):
             ordinal = own if parts[2] is None else int(parts[2])
-            wholes.setdefault(ordinal, _Whole(render=renders.get(f"v{ordinal}"))).assets[parts[1]] = asset
-    return wholes
+            versions.setdefault(ordinal, _VersionParts(render=renders.get(f"v{ordinal}"))).assets[parts[1]] = asset
+    return versions
 
 
 def _ordinal(collection: Mapping[str, Any]) -> int:
     return int(collection.get(_ORDINAL, 0))
 
 
-def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
+def _merged_summaries(one: Mapping[str, Any], other: Mapping[str, Any]) -> Json:
     """Merge summaries: lists get the values of both, other values are those of `other`."""
     merged: Json = {**one, **other}
     for key in one.keys() & other.keys():

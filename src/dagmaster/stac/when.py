@@ -1,7 +1,7 @@
 """The time of the data. It is never the time of processing.
 
 It is passed by the submitter, or read from a tag of the file; otherwise the time at which the file was supplied is
-used, as an interval. `basis` says which, also in the item (`dagmaster:datetime_basis`).
+used, as an interval. `basis` says which of these it is, also in the item (`dagmaster:datetime_basis`).
 
     given        passed at submission
     acquisition  from a tag of the file with the time of acquisition
@@ -85,11 +85,11 @@ def choose_when(*, given: str | None, tags: Mapping[str, str] | None, supplied_a
     """
     if given:
         return parse_when(given)
-    return written_in(tags or {}, supplied_at) or When(supplied_at, supplied_at, "publication")
+    return time_in_tags(tags or {}, supplied_at) or When(supplied_at, supplied_at, "publication")
 
 
 def better_of(known: When, measured: When) -> When:
-    """The more reliable of the time of the revision before and that of the new file.
+    """The more reliable of two times: that of the previous revision, and that of the new file.
 
     With the same basis, the newer time counts if it is from the submitter or the sensor. Otherwise the earlier one
     stays: a new time of the file, or of its publication, only means that the file was written again.
@@ -124,7 +124,7 @@ def parse_when(text: str) -> When:
     return When(start[0], end[1])
 
 
-def written_in(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
+def time_in_tags(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
     """The time in the tags of a file, unless it is a placeholder or after the file was supplied.
 
     A time without a zone is read as UTC.

@@ -50,7 +50,7 @@ class FileUploads:
     def all(self) -> Iterator[UploadPart]:
         with writing(_NAME), contextlib.suppress(FileNotFoundError):
             for file in self._folder.iterdir():
-                with contextlib.suppress(ValueError, FileNotFoundError):  # not ours, or removed meanwhile
+                with contextlib.suppress(ValueError, FileNotFoundError):  # not an upload, or removed meanwhile
                     upload_id, status = UUID(file.name), file.lstat()
                     yield UploadPart(upload_id, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
 

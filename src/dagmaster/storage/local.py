@@ -72,7 +72,7 @@ class LocalStore:
         tier: StorageTier = StorageTier.HOT,
     ) -> Stored:
         status = require_file(file)
-        # Through another hard link to the file, the object could be changed while it is read.
+        # If the file has another hard link, the object could be changed through it.
         stored = self._take(location, file, create_only) if move and status.st_nlink == 1 else None
         if stored is None:
             with writing(location), self._incoming() as unfinished:
@@ -260,9 +260,8 @@ class LocalStore:
         return self._within(self._root / location.container / location.blob)
 
     def _within(self, path: Path) -> Path:
-        if not Path(os.path.realpath(path)).is_relative_to(
-            self._root
-        ):  # Path.resolve raises for links that form a loop
+        # Not Path.resolve, which raises an error for links that form a loop.
+        if not Path(os.path.realpath(path)).is_relative_to(self._root):
             raise NotAllowed(
                 f"a symbolic link leads out of the zone {self.zone}",
                 code="storage.link",

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Self
 from uuid import UUID
 
-from dagmaster.dataset_ids import JOB_PREFIX, is_dataset_id, own_dataset_id, require_dataset_id
+from dagmaster.dataset_ids import JOB_PREFIX, is_dataset_id, job_dataset_id, require_dataset_id
 from dagmaster.errors import InvalidRequest
 
 MAX_BLOB_BYTES = 1024
@@ -81,7 +81,7 @@ class Folder:
 
 
 KINDS = ("cogs", "mosaics", "tiling_schemes", "stac", "recipes")
-# What is in the external zone, in the order in which it is removed: the catalogue first.
+# The kinds of objects in the external zone, in the order in which they are removed: the catalogue first.
 EXTERNAL_KINDS = ("stac", "manifests", "mosaics", "tiling_schemes", "cogs")
 
 
@@ -170,7 +170,7 @@ def job_named(name: str) -> UUID | None:
 
 def outputs_of_job(job_id: UUID) -> tuple[str, ...]:
     """The folders of the objects that a job made without a submission."""
-    return tuple(f"{kind}/{own_dataset_id(job_id)}" for kind in KINDS)
+    return tuple(f"{kind}/{job_dataset_id(job_id)}" for kind in KINDS)
 
 
 def job_of_outputs(name: str) -> UUID | None:

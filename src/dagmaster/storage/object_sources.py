@@ -1,6 +1,6 @@
 """Objects that are named by a URL, `s3://BUCKET/KEY` or `az://CONTAINER/BLOB`.
 
-The stores are those of the settings, whether or not a zone uses them; the container is one of the account
+The stores are those of the settings, whether or not a zone uses them; CONTAINER is a container of the account
 AZURE_STORAGE_ACCOUNT_NAME.
 """
 
@@ -47,7 +47,7 @@ class ObjectSources:
         self._backends: dict[str, ObjectBackend] = {}
 
     def gdal_path(self, url: str) -> str:
-        """For a job. UnfitData if the object does not exist: GDAL would report a temporary failure."""
+        """The path for a job. Raises UnfitData if the object does not exist: GDAL would report a temporary failure."""
         location = location_of(url)
         try:
             _head(self._store(url, Path()), location)
@@ -94,7 +94,7 @@ class ObjectSources:
 
 
 def _head(store: "ObjectStore", location: Location) -> "ObjectInfo":
-    """A store does not say whether the container or the object does not exist."""
+    """Facts about an object. A store does not say whether the container or the object is missing."""
     try:
         return store.head(location)
     except NotFound:

@@ -1,4 +1,4 @@
-"""A zone in an object store. What all of them share is here; `azure` and `s3` are the backends.
+"""A zone in an object store: the code that all object stores share; `azure` and `s3` are the backends.
 
 Objects are read, listed and deleted through obstore. Each backend writes in its own way: obstore's uploads in parts
 replace an existing object, and a published object must not be replaced. A write is one request, or parts that one
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore as Container
 
 READ_BYTES = 8 * 1024 * 1024
-_NO_CONTAINER = ("ContainerNotFound", "NoSuchBucket")  # what Azure and S3 call it
+_NO_CONTAINER = ("ContainerNotFound", "NoSuchBucket")  # the error codes of Azure and S3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class ObjectBackend(Protocol):
     def create_container(self, name: str) -> None: ...
 
     def sweep_up(self, container: str) -> None:
-        """Remove what killed writers have left, if the store does not do it itself."""
+        """Remove leftovers of killed writers, if the store does not do it itself."""
         ...
 
 
 class ObjectStore:
     def __init__(self, zone: Zone, backend: ObjectBackend, scratch_folder: Path, container: str | None = None) -> None:
-        """`container` is the default one of the zone, which is swept."""
+        """`container` is the default one of the zone, in which `sweep_up` removes leftovers."""
         self.zone = zone
         self.scratch_folder = scratch_folder
         self._backend = backend

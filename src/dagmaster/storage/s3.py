@@ -1,9 +1,9 @@
-"""Zones in buckets of S3, or of a store that speaks its protocol.
+"""Zones in buckets of S3, or of a store that is compatible with S3.
 
 A small object is one conditional put, through obstore. A large one is uploaded in parts, through botocore, and
 committed by a request with the condition `If-None-Match: *` if it must be new. Credentials are a key pair of the
-settings, or what botocore finds where all tools for AWS look: environment, profile, web identity, role of the container
-or the machine. It also renews them.
+settings, or those that botocore finds in the usual places: environment, profile, web identity, role of the container
+or the machine. botocore also renews them.
 """
 
 import base64
@@ -99,7 +99,7 @@ class S3Backend:
             return self._write_parts(location, content, size_bytes, create_only, tier)
         data = content.read()
         attributes = {"Storage-Class": _CLASSES[tier]} if tier is not StorageTier.HOT else None
-        with translated(location), _own_container(location):
+        with translated(location), _naming_container(location):
             put = self.container(location.container).put(
                 location.blob,
                 io.BytesIO(data),
@@ -114,10 +114,10 @@ class S3Backend:
     ) -> Written:
         client, target = self._client, {"Bucket": location.container, "Key": location.blob}
         with _translated(location):
-            begun = client.create_multipart_upload(
+            created = client.create_multipart_upload(
                 **target, StorageClass=_CLASSES[tier], ContentType="application/octet-stream"
             )
-        upload = {**target, "UploadId": begun["UploadId"]}
+        upload = {**target, "UploadId": created["UploadId"]}
 
         def send(number: int, part: bytes) -> dict[str, Any]:
             digest = base64.b64encode(hashlib.md5(part).digest()).decode()  # noqa: S324  (a checksum)
@@ -132,7 +132,7 @@ class S3Backend:
                     raise unavailable(location, "the file has changed during its upload")
                 done = client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts}, **condition)
         except BaseException:
-            with contextlib.suppress(Exception):  # what is left is removed after a day
+            with contextlib.suppress(Exception):  # remaining parts are removed after a day
                 client.abort_multipart_upload(**upload)
             raise
         return Written(plain_etag(done["ETag"]), digest)
@@ -167,7 +167,7 @@ class S3Backend:
 
     def create_container(self, name: str) -> None:
         region = self._region
-        place = {} if region == _DEFAULT_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        options = {} if region == _DEFAULT_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         with _translated(f"the bucket {name}"):
             try:
                 self._client.head_bucket(Bucket=name)
@@ -175,7 +175,7 @@ class S3Backend:
                 if _code_of(error) not in {"404", "NoSuchBucket"}:
                     raise
                 with contextlib.suppress(self._client.exceptions.BucketAlreadyOwnedByYou):
-                    self._client.create_bucket(Bucket=name, **place)
+                    self._client.create_bucket(Bucket=name, **options)
 
     def sweep_up(self, container: str) -> None:
         """Abort uploads that were begun more than a day ago: their parts cost as much as objects."""
@@ -294,7 +294,7 @@ def is_leftover(initiated: datetime, now: datetime) -> bool:
 
 
 @contextlib.contextmanager
-def _own_container(location: Location) -> Iterator[None]:
+def _naming_container(location: Location) -> Iterator[None]:
     """Name the bucket in the error: if it does not exist, a put raises FileNotFoundError."""
     try:
         yield
@@ -312,7 +312,9 @@ def _translated(what: Location | str) -> Iterator[None]:
         if code in _TAKEN and isinstance(what, Location):
             raise taken(what) from None
         if code == "NoSuchBucket":
-            raise no_container(what.container if isinstance(what, Location) else what) from None
+            raise no_container(
+                what.container if isinstance(what, Location) else what.removeprefix("the bucket ")
+            ) from None
         raise (refused(what) if code in _REFUSED else unavailable(what, code)) from None
     except BotoCoreError as error:
         raise unavailable(what, type(error).__name__) from None

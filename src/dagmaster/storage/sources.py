@@ -32,7 +32,7 @@ Lookup = Callable[[str], Iterable[str]]
 
 
 class Blobs(Protocol):
-    """The part of a storage that finding a source needs."""
+    """The part of a storage that is needed to find a source."""
 
     objects: ObjectSources | None
 

@@ -23,10 +23,10 @@ CHUNK_BYTES = 1024 * 1024
 
 
 class StorageTier(StrEnum):
-    """What an object costs to keep and to read. A folder has one tier only."""
+    """The access tier of an object: what it costs to keep and to read. A folder store has only one."""
 
     HOT = "hot"
-    COOL = "cool"  # for what is rarely read; it can still be read at once
+    COOL = "cool"  # for objects that are rarely read; they can still be read at once
 
 
 @dataclass(frozen=True, slots=True)

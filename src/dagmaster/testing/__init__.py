@@ -10,6 +10,6 @@ See docs/guides/write-a-handler.md. The platform itself does not import this pac
 from dagmaster.testing.job import KitJob
 from dagmaster.testing.kit import Kit
 from dagmaster.testing.trial import Trial, run_handler
-from dagmaster.testing.virtual import Standstill, VirtualLoop, virtual_time
+from dagmaster.testing.virtual import DeadlockError, Standstill, VirtualLoop, virtual_time
 
-__all__ = ["Kit", "KitJob", "Standstill", "Trial", "VirtualLoop", "run_handler", "virtual_time"]
+__all__ = ["DeadlockError", "Kit", "KitJob", "Standstill", "Trial", "VirtualLoop", "run_handler", "virtual_time"]

@@ -16,7 +16,7 @@ def findings_of(database: MemoryDatabase, *, max_losses: int | None = None) -> l
 def audit(
     database: MemoryDatabase, job_id: UUID, max_losses: int | None = None, events: Iterable[EventRow] | None = None
 ) -> list[HistoryFinding]:
-    """The findings about a job, or about the job with these events instead of its own."""
+    """The findings about a job. If `events` are given, they are checked instead of the events of the job."""
     job = database.jobs[job_id]
     rows = [node_row(node) for node in database.nodes[job_id].values()]
     graph = build(database.definitions[job.definition_hash])
@@ -62,9 +62,9 @@ def node_row(node: NodeState) -> NodeRow:
 
 def result_row(database: MemoryDatabase, result: TaskResult) -> ResultRow:
     node = database.nodes[result.job_id][result.node_id]
-    completed = node.status == "completed" and node.attempt == result.attempt
-    is_other = (node.output, node.output_ref) != (result.output, result.output_ref)
-    differs = completed and result.accepted and result.status == "succeeded" and is_other
+    is_completed = node.status == "completed" and node.attempt == result.attempt
+    has_other_output = (node.output, node.output_ref) != (result.output, result.output_ref)
+    differs = is_completed and result.accepted and result.status == "succeeded" and has_other_output
     return ResultRow(
         result.job_id, result.node_id, result.attempt, result.status, result.accepted, result.processed, differs
     )

@@ -78,10 +78,10 @@ class KitJob:
         event_types = iter([str(event.event_type) for event in self.events])
         wrong += [f"no event {expected} (in this order)" for expected in events if expected not in event_types]
         if wrong:
-            raise AssertionError("\n".join([*wrong, "", self.story()]))
+            raise AssertionError("\n".join([*wrong, "", self.transcript()]))
         return self
 
-    def story(self) -> str:
+    def transcript(self) -> str:
         """The history of the job: one line per event, with errors."""
         lines = [f"job of {self.row.workflow_id}: {self.status} {self.row.error_message or ''}".rstrip()]
         for event in self.events:
@@ -90,3 +90,5 @@ class KitJob:
             message = ((event.event_data or {}).get("error") or {}).get("message", "")
             lines.append(f"{at:10.3f} s  {event.event_type:<16} {event.node_id or '':<16} {attempt} {message}".rstrip())
         return "\n".join(lines)
+
+    story = transcript  # its former name

@@ -32,7 +32,7 @@ from dagmaster.testing.job import KitJob
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger
 from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
-from dagmaster.testing.trial import START, Handler, given
+from dagmaster.testing.trial import START, Handler, registration_for
 from dagmaster.testing.virtual import virtual_loop
 from dagmaster.worker.context import TaskContext
 from dagmaster.worker.loop import Worker
@@ -122,7 +122,7 @@ class Kit:
         return await self.wait(await self.submit(workflow_id, inputs, **options))
 
     async def submit(self, workflow_id: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> UUID:
-        """Options are those of a submission: priority, correlation_id, submitted_by."""
+        """Submit a job; returns its id. Options are those of a submission: priority, correlation_id, submitted_by."""
         submission = Submission(workflow_id=workflow_id, inputs=dict(inputs or {}), **options)
         milliseconds = int(self.now().timestamp() * 1000)
         job_id = new_job_id(milliseconds, self._random.randbytes(10))
@@ -146,7 +146,7 @@ class Kit:
                     await self.ledger.change()
                 return result
         except TimeoutError:
-            transcripts = "\n\n".join(self.job(job_id).story() for job_id in self.database.jobs)
+            transcripts = "\n\n".join(self.job(job_id).transcript() for job_id in self.database.jobs)
             raise AssertionError(
                 f"the condition did not hold within {timeout_seconds:g} s of virtual time\n\n{transcripts}"
             ) from None
@@ -215,7 +215,7 @@ class Kit:
 
 
 class _Ledger(MemoryLedger):
-    """Signals each change to callers that wait for one."""
+    """Signals each change to callers that wait for a change."""
 
     def __init__(self, database: MemoryDatabase, notifier: Notifier) -> None:
         super().__init__(database, notifier)
@@ -233,10 +233,10 @@ class _Ledger(MemoryLedger):
     async def renew(self, *arguments: Any, **options: Any) -> Any:
         return self._signal(await super().renew(*arguments, **options))
 
-    def _signal(self, answer: T) -> T:
+    def _signal(self, result: T) -> T:
         self._changed.set()
         self._changed = asyncio.Event()
-        return answer
+        return result
 
 
 class _FaultyRunner(Runner):
@@ -260,18 +260,18 @@ class _FaultyRunner(Runner):
 def _registry(handlers: Mapping[str, Handler]) -> Registry:
     known = installed()
     by_name: dict[str, Registration] = dict(known)
-    stand_ins = {name: given(function, name, by_name.get(name)) for name, function in handlers.items()}
-    return Registry((by_name | stand_ins).values(), refused=known.refused)
+    added = {name: registration_for(function, name, by_name.get(name)) for name, function in handlers.items()}
+    return Registry((by_name | added).values(), refused=known.refused)
 
 
 def _library(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> WorkflowLibrary:
     library = load_library(settings, registry, settings.known_queues)
-    added = [workflow for given in workflows for workflow in _read(settings, registry, given)]
+    added = [workflow for source in workflows for workflow in _read(settings, registry, source)]
     return replace(library, workflows={**library.workflows, **{workflow.workflow_id: workflow for workflow in added}})
 
 
-def _read(settings: Settings, registry: Registry, given: Path | str) -> list[Workflow]:
-    texts = {"workflow.yaml": given.encode()} if isinstance(given, str) else _texts(given)
+def _read(settings: Settings, registry: Registry, source: Path | str) -> list[Workflow]:
+    texts = {"workflow.yaml": source.encode()} if isinstance(source, str) else _texts(source)
     rules: dict[str, Any] = {"limits": limits_of(settings), "handlers": registry, "queues": settings.known_queues}
     return [read(text, name, **rules) for name, text in texts.items()]
 

@@ -100,7 +100,7 @@ from dagmaster.jobs.view import NodeView
 from dagmaster.workflows.model import Aggregation, Workflow
 
 TaskKey = tuple[UUID, str, int]
-OfNode = tuple[str, int, str | None, int | None, NodeStatus, int, int]
+NodeColumns = tuple[str, int, str | None, int | None, NodeStatus, int, int]
 _ACTIVE = (JobStatus.PENDING, JobStatus.RUNNING)
 
 
@@ -133,17 +133,17 @@ class MemoryDatabase:
 
     def move_task(self, key: TaskKey, to: TaskStatus, **columns: Any) -> Task:
         row = self.tasks[key]
-        _demand(to in TASK_MOVES[row.status], f"task {row.task_id}: {row.status} may not become {to}")
+        _require(to in TASK_MOVES[row.status], f"task {row.task_id}: {row.status} may not become {to}")
         self.tasks[key] = row.model_copy(update={"status": to, **columns})
         return self.tasks[key]
 
     def move_node(self, job_id: UUID, node_id: str, to: NodeStatus, **columns: Any) -> NodeState:
         row = self.nodes[job_id][node_id]
-        _demand(to is row.status or to in NODE_MOVES[row.status], f"node {node_id}: {row.status} may not become {to}")
+        _require(to is row.status or to in NODE_MOVES[row.status], f"node {node_id}: {row.status} may not become {to}")
         updated = row.model_copy(update={"status": to, "version": row.version + 1, **columns})
-        _demand((updated.remaining or 0) >= 0, f"node {node_id}: remaining below zero")
-        _demand((updated.expanded or 0) <= (updated.total or 0), f"node {node_id}: more children than planned")
-        _demand(updated.not_before is None or to is NodeStatus.READY, f"node {node_id}: waits, but is {to}")
+        _require((updated.remaining or 0) >= 0, f"node {node_id}: remaining below zero")
+        _require((updated.expanded or 0) <= (updated.total or 0), f"node {node_id}: more children than planned")
+        _require(updated.not_before is None or to is NodeStatus.READY, f"node {node_id}: waits, but is {to}")
         self.nodes[job_id][node_id] = updated
         return updated
 
@@ -154,7 +154,7 @@ class MemoryDatabase:
             for t in self.tasks_of(job_id)
             if t.node_id == node_id and t.status in (TaskStatus.QUEUED, TaskStatus.RUNNING)
         ]
-        _demand(key not in self.tasks and not live, f"node {node_id} has a live task")
+        _require(key not in self.tasks and not live, f"node {node_id} has a live task")
         self.position += 1
         self.tasks[key] = Task.model_construct(
             job_id=job_id,
@@ -213,7 +213,7 @@ class MemoryDatabase:
         return [task for key, task in self.tasks.items() if key[0] == job_id]
 
     def add_event(self, job_id: UUID, sequence: int, type_: EventType, **columns: Any) -> None:
-        _demand(len(self.events[job_id]) + 1 == sequence, f"event {sequence} of job {job_id} is out of order")
+        _require(len(self.events[job_id]) + 1 == sequence, f"event {sequence} of job {job_id} is out of order")
         self.event_id += 1
         at = columns.pop("created_at", None) or self.clock()
         self.events[job_id].append(
@@ -227,7 +227,7 @@ class RefusedByGuard(AssertionError):
     """The guards of the database would refuse this change."""
 
 
-def _demand(holds: bool, message: str) -> None:
+def _require(holds: bool, message: str) -> None:
     if not holds:
         raise RefusedByGuard(message)
 
@@ -319,8 +319,8 @@ class MemoryLedger:
         settings = self.db.queues.get(queue)
         return settings is not None and settings.max_running is not None
 
-    def _room(self, queue: str) -> int | None:
-        """How many more tasks of a queue may run; None: no limit."""
+    def _free_capacity(self, queue: str) -> int | None:
+        """How many more tasks of a queue may run; None if there is no limit."""
         settings = self.db.queues.get(queue)
         if settings is None or (settings.max_running is None and not settings.is_paused):
             return None
@@ -364,10 +364,10 @@ class MemoryLedger:
         self.db.dead_letters.extend(letters)
         return [*created, *(letter.message_id or "" for letter in letters)]
 
-    # Operating
+    # Operations
 
     def _reserved(self, message: JobMessage, outcome: NewJob | DeadLetter) -> NewJob | DeadLetter | None:
-        """Reserve the idempotency key of a job. None: the message is a repetition, and its job exists."""
+        """Reserve the idempotency key of a job. Returns None if the message is a repetition, and its job exists."""
         if isinstance(outcome, DeadLetter) or outcome.idempotency_key is None:
             return outcome
         if any(job.message_id == message.message_id for job in self.db.jobs.values()):
@@ -383,7 +383,7 @@ class MemoryLedger:
         if job is None:
             raise no_such_job(job_id)
         rerun = choose(self._load(job))
-        _demand(JobStatus.RUNNING in JOB_RERUNS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
+        _require(JobStatus.RUNNING in JOB_RERUNS.get(job.status, ()), f"job {job_id}: {job.status} may not run again")
         sequence = job.last_sequence + 1
         db.add_event(
             job_id,
@@ -393,8 +393,8 @@ class MemoryLedger:
             epoch=job.epoch,
             event_data=dict(facts),
         )
-        children = self._children_again(job_id, rerun)
-        stale = {child.node_id for child in children if self._is_of_a_run_before(child, rerun)}
+        children = self._children_to_rerun(job_id, rerun)
+        stale = {child.node_id for child in children if self._is_of_earlier_run(child, rerun)}
         for node_id in (*rerun.nodes, *(child.node_id for child in children)):
             sequence += 1
             self._reset(job_id, db.nodes[job_id][node_id], is_child=node_id not in rerun.nodes)
@@ -410,7 +410,7 @@ class MemoryLedger:
                 event_data={"anew": True} if node_id in rerun.reexpanded else None,
             )
         for fan_out in {child.parent_node_id for child in children} | set(rerun.reexpanded):
-            self._count_again(job_id, fan_out or "", children, stale, is_reexpanded=fan_out in rerun.reexpanded)
+            self._recount(job_id, fan_out or "", children, stale, is_reexpanded=fan_out in rerun.reexpanded)
         now, seconds = db.clock(), rerun.timeout_seconds
         cleared = dict.fromkeys(
             (
@@ -439,7 +439,7 @@ class MemoryLedger:
         self._notify(JOBS)
         return rerun, job.resume_count + 1
 
-    def _children_again(self, job_id: UUID, rerun: Rerun) -> list[NodeState]:
+    def _children_to_rerun(self, job_id: UUID, rerun: Rerun) -> list[NodeState]:
         unsuccessful = (NodeStatus.FAILED, NodeStatus.CANCELLED)
         chosen = [
             n
@@ -450,11 +450,11 @@ class MemoryLedger:
         ]
         return sorted(chosen, key=lambda n: (n.parent_node_id or "", n.fan_out_index or 0))
 
-    def _is_of_a_run_before(self, child: NodeState, rerun: Rerun) -> bool:
+    def _is_of_earlier_run(self, child: NodeState, rerun: Rerun) -> bool:
         parent = self.db.nodes[child.job_id][child.parent_node_id or ""]
         return child.parent_node_id in rerun.reexpanded or (child.fan_out_index or 0) >= (parent.expanded or 0)
 
-    def _count_again(
+    def _recount(
         self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_reexpanded: bool
     ) -> None:
         state = self.db.nodes[job_id][fan_out]
@@ -474,15 +474,15 @@ class MemoryLedger:
         self.db.nodes[job_id][fan_out] = state.model_copy(update=columns)
 
     def _reset(self, job_id: UUID, row: NodeState, *, is_child: bool) -> None:
-        _demand(
-            NodeStatus.PENDING in NODE_RERUNS.get(row.status, ()), f"node {row.node_id}: {row.status} can't be reset"
+        _require(
+            NodeStatus.PENDING in NODE_RERUNS.get(row.status, ()), f"node {row.node_id}: {row.status} cannot be reset"
         )
         cleared = dict.fromkeys(
             ("reason", "error", "error_message", "output", "output_ref", "started_at", "completed_at")
         )
-        again = {"status": NodeStatus.PENDING, "run": row.run + 1, "retry_count": 0, "loss_count": 0}
-        again |= {"is_idle": True} if is_child else {}
-        self.db.nodes[job_id][row.node_id] = row.model_copy(update={**cleared, **again, "version": row.version + 1})
+        columns = {"status": NodeStatus.PENDING, "run": row.run + 1, "retry_count": 0, "loss_count": 0}
+        columns |= {"is_idle": True} if is_child else {}
+        self.db.nodes[job_id][row.node_id] = row.model_copy(update={**cleared, **columns, "version": row.version + 1})
 
     async def request_cancel(self, job_id: UUID, *, by: str | None, reason: str | None) -> tuple[JobStatus, bool]:
         job = self.db.jobs.get(job_id)
@@ -526,17 +526,17 @@ class MemoryLedger:
         }
         active = [job for job in db.jobs.values() if job.status in _ACTIVE]
         mine = sum(job.owner_id == owner_id for job in active)
-        room = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
-        may_judge = with_orphans and owner_id in alive
-        free = [job for job in active if job.owner_id is None or (may_judge and job.owner_id not in alive)]
+        capacity = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
+        may_claim_orphans = with_orphans and owner_id in alive
+        free = [job for job in active if job.owner_id is None or (may_claim_orphans and job.owner_id not in alive)]
         free = [job for job in free if self._may_route(job, owner_id, alive)]
-        if room == 0:
+        if capacity == 0:
             free = [job for job in free if job.updated_at < now - timedelta(seconds=patience_seconds)]
         free.sort(key=lambda job: (-job.priority, job.job_id))
-        return [self._claim(job, owner_id, now) for job in free[: room or limit]]
+        return [self._claim(job, owner_id, now) for job in free[: capacity or limit]]
 
     def _may_route(self, job: Job, owner_id: UUID, alive: set[UUID]) -> bool:
-        """Deferred work waits for an instance that can route it, as long as one is alive."""
+        """Deferred work waits for an orchestrator that can route it, as long as such an orchestrator is alive."""
         routers = {
             owner
             for owner in alive & self.db.routers.keys()
@@ -641,7 +641,7 @@ class MemoryLedger:
         ]
         old = now - timedelta(seconds=started_after_seconds)
         started = {
-            t.job_id for job_id in mine for t in self._to_show_running(job_id) if t.started_at and t.started_at < old
+            t.job_id for job_id in mine for t in self._started_tasks(job_id) if t.started_at and t.started_at < old
         }
         coming = [(at - now).total_seconds() for _, at in waits if at > now]
         overdue = late | {job_id for job_id, at in waits if at <= now}
@@ -660,7 +660,7 @@ class MemoryLedger:
         limit = timedelta(seconds=task.timeout_seconds + OVERRUN_GRACE_SECONDS)
         return task.started_at is not None and task.started_at + limit < now
 
-    def _to_show_running(self, job_id: UUID) -> list[Task]:
+    def _started_tasks(self, job_id: UUID) -> list[Task]:
         return [
             task
             for task in self.db.tasks_of(job_id)
@@ -770,19 +770,19 @@ class MemoryLedger:
                 updates[job_id].extend(self._take_waiting(job_id, everything=job_id in scope.withdraw))
             if job_id in scope.started:
                 updates[job_id].extend(
-                    Started(*self._of_node(t), t.started_at, str(t.worker_id))
-                    for t in self._to_show_running(job_id)
+                    Started(*self._node_columns(t), t.started_at, str(t.worker_id))
+                    for t in self._started_tasks(job_id)
                     if t.started_at
                 )
             if job_id in scope.withdraw:
                 updates[job_id].extend(self._withdraw(job_id))
             if job_id in scope.stop_running:
                 self._ask_to_stop(job_id)
-            for fan_out, room in ((key[1], room) for key, room in scope.wake.items() if key[0] == job_id):
-                updates[job_id].extend(self._take_idle(job_id, fan_out)[:room])
+            for fan_out, count in ((key[1], count) for key, count in scope.wake.items() if key[0] == job_id):
+                updates[job_id].extend(self._take_idle(job_id, fan_out)[:count])
         return updates, frozenset(has_more)
 
-    def _of_node(self, row: Task | TaskResult) -> OfNode:
+    def _node_columns(self, row: Task | TaskResult) -> NodeColumns:
         node = self.db.nodes[row.job_id][row.node_id]
         return (
             node.node_id,
@@ -797,20 +797,22 @@ class MemoryLedger:
     def _take_result(self, result: TaskResult) -> TaskUpdate:
         key = (result.job_id, result.node_id, result.attempt)
         self.db.results[key] = result.model_copy(update={"processed": True})
-        of_node = self._of_node(result)
+        node_columns = self._node_columns(result)
         worker = str(result.worker_id)
         match result.status:
             case TaskStatus.SUCCEEDED:
-                at_hand = (
-                    of_node[2] is None and result.output_ref is None and fan.size_bytes(result.output) <= SMALL_BYTES
+                has_output = (
+                    node_columns[2] is None
+                    and result.output_ref is None
+                    and fan.size_bytes(result.output) <= SMALL_BYTES
                 )
-                output = copy.deepcopy(result.output) if at_hand else None
-                return Succeeded(*of_node, result.started_at, result.reported_at, worker, output, at_hand)
+                output = copy.deepcopy(result.output) if has_output else None
+                return Succeeded(*node_columns, result.started_at, result.reported_at, worker, output, has_output)
             case TaskStatus.RETURNED | TaskStatus.CANCELLED:
-                return Returned(*of_node, result.started_at, result.reported_at, worker)
+                return Returned(*node_columns, result.started_at, result.reported_at, worker)
             case _:
                 error = result.error or {"message": "the task failed without an error message"}
-                return Failed(*of_node, result.started_at, result.reported_at, worker, error)
+                return Failed(*node_columns, result.started_at, result.reported_at, worker, error)
 
     def _take_overdue(self, job_id: UUID) -> list[TaskUpdate]:
         now = self.db.clock()
@@ -819,17 +821,19 @@ class MemoryLedger:
             if not self._is_late(task, now):
                 continue
             key = (job_id, task.node_id, task.attempt)
-            of_node = self._of_node(task)
+            node_columns = self._node_columns(task)
             ended: dict[str, Any] = {"finished_at": now, "lease_until": None}
             if task.status is TaskStatus.QUEUED and task.expires_at:
                 self.db.move_task(key, TaskStatus.CANCELLED, **ended)
-                updates.append(Overran(*of_node, None, None, (task.expires_at - task.available_at).total_seconds()))
+                updates.append(
+                    Overran(*node_columns, None, None, (task.expires_at - task.available_at).total_seconds())
+                )
             elif self._is_lease_expired(task, now):
                 self.db.move_task(key, TaskStatus.LOST, **ended)
-                updates.append(Lost(*of_node, task.started_at, str(task.worker_id)))
+                updates.append(Lost(*node_columns, task.started_at, str(task.worker_id)))
             else:
                 self.db.move_task(key, TaskStatus.FAILED, **ended)
-                updates.append(Overran(*of_node, task.started_at, str(task.worker_id), task.timeout_seconds))
+                updates.append(Overran(*node_columns, task.started_at, str(task.worker_id), task.timeout_seconds))
         return updates
 
     def _take_waiting(self, job_id: UUID, *, everything: bool) -> list[TaskUpdate]:
@@ -859,7 +863,7 @@ class MemoryLedger:
             if task.status is TaskStatus.QUEUED:
                 key = (job_id, task.node_id, task.attempt)
                 self.db.move_task(key, TaskStatus.CANCELLED, finished_at=self.db.clock(), lease_until=None)
-                updates.append(Withdrawn(*self._of_node(task)))
+                updates.append(Withdrawn(*self._node_columns(task)))
         return updates
 
     def apply(self, change: Changes) -> set[str]:
@@ -874,7 +878,7 @@ class MemoryLedger:
             self._write_node(job_id, row)
         for parent, children in change.children.items():
             for child in children:
-                _demand(child.node_id not in db.nodes[job_id], f"child {child.node_id} exists")
+                _require(child.node_id not in db.nodes[job_id], f"child {child.node_id} exists")
                 db.nodes[job_id][child.node_id] = NodeState(
                     job_id=job_id,
                     node_id=child.node_id,
@@ -939,11 +943,11 @@ class MemoryLedger:
             "expanded",
             "started_at",
         )
-        columns: dict[str, Any] = {name: _or(getattr(row, name), getattr(old, name)) for name in kept}
+        columns: dict[str, Any] = {name: _coalesce(getattr(row, name), getattr(old, name)) for name in kept}
         # A fan_out that failed or was cancelled still counts its children down: that is not a transition.
         is_move = row.status is not old.status
-        columns["reason"] = row.reason if is_move else _or(row.reason, old.reason)
-        columns["error"] = row.error if is_move else _or(row.error, old.error)
+        columns["reason"] = row.reason if is_move else _coalesce(row.reason, old.reason)
+        columns["error"] = row.error if is_move else _coalesce(row.error, old.error)
         columns["error_message"] = (columns["error"] or {}).get("message")
         if row.takes_result:
             result = self.db.results[job_id, row.node_id, columns["attempt"]]
@@ -958,7 +962,7 @@ class MemoryLedger:
             columns["cancelled_count"] = (old.cancelled_count or 0) + row.ended_cancelled
             columns["idle_count"] = None if old.idle_count is None else old.idle_count - row.woken
         columns["stale_count"] = None if old.stale_count is None else old.stale_count - row.taken
-        columns["label"] = _or(row.label, old.label)
+        columns["label"] = _coalesce(row.label, old.label)
         columns["is_idle"] = old.is_idle if row.status is NodeStatus.PENDING else None
         if row.status is NodeStatus.DISPATCHED:
             columns["dispatched_at"] = now
@@ -985,20 +989,20 @@ class MemoryLedger:
                 expires_at=expires,
                 traceparent=change.traceparent,
             )
-        for again in change.next_attempts:
-            before = self.db.tasks[change.job_id, again.node_id, again.attempt - 1]
+        for retry in change.next_attempts:
+            before = self.db.tasks[change.job_id, retry.node_id, retry.attempt - 1]
             expires = None if before.expires_at is None else now + (before.expires_at - before.available_at)
             self.db.add_task(
                 change.job_id,
-                again.node_id,
-                again.attempt,
+                retry.node_id,
+                retry.attempt,
                 queue=before.queue,
                 handler=before.handler,
                 priority=before.priority,
                 params=before.params,
                 params_ref=before.params_ref,
                 timeout_seconds=before.timeout_seconds,
-                retry_count=again.retry_count,
+                retry_count=retry.retry_count,
                 expires_at=expires,
                 traceparent=before.traceparent,
             )
@@ -1023,7 +1027,7 @@ class MemoryLedger:
                 for node_id, work in change.deferred.items()
             ] or None
         for move in change.job_moves:
-            _demand(
+            _require(
                 move.status in JOB_MOVES[job.status], f"job {job.job_id}: {job.status} may not become {move.status}"
             )
             columns["status"] = move.status
@@ -1071,8 +1075,9 @@ class MemoryLedger:
     def _referred_bytes(self, job_id: UUID, fan_out: str, aggregation: Aggregation) -> int:
         """The bytes of the aggregated outputs that are kept by reference."""
         children = (n for n in self.db.nodes[job_id].values() if n.parent_node_id == fan_out)
-        good = sorted((n for n in children if n.status is NodeStatus.COMPLETED), key=lambda n: n.fan_out_index or 0)
-        used = {Aggregation.FIRST: good[:1], Aggregation.LAST: good[-1:]}.get(aggregation, good)
+        completed = [n for n in children if n.status is NodeStatus.COMPLETED]
+        completed.sort(key=lambda n: n.fan_out_index or 0)
+        used = {Aggregation.FIRST: completed[:1], Aggregation.LAST: completed[-1:]}.get(aggregation, completed)
         return sum(n.output_ref["bytes"] for n in used if n.output_ref is not None)
 
     async def fail_job(self, owner_id: UUID, claim: Claim, error_message: str) -> bool:
@@ -1178,8 +1183,8 @@ class MemoryLedger:
 
     def _release(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            free = {"owner_id": None, "claim_token": None, "updated_at": self.db.clock(), "version": job.version + 1}
-            self.db.jobs[job.job_id] = job.model_copy(update=free)
+            columns = {"owner_id": None, "claim_token": None, "updated_at": self.db.clock(), "version": job.version + 1}
+            self.db.jobs[job.job_id] = job.model_copy(update=columns)
         if jobs:
             self._notify(JOBS)
 
@@ -1193,12 +1198,12 @@ class MemoryLedger:
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
         late = self._take_reports(worker_id, reports)
-        rooms = dict(demand.rooms)
+        free_slots = dict(demand.free_slots)
         light = self._claim_tasks(
-            worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds, rooms=rooms
+            worker_id, demand.queues, demand.light_handlers, demand.light, lease_seconds, free_slots=free_slots
         )
         heavy = self._claim_tasks(
-            worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds, rooms=rooms
+            worker_id, demand.queues, demand.heavy_handlers, demand.heavy, lease_seconds, free_slots=free_slots
         )
         return Exchange((*light, *heavy), len(reports) - len(late), late)
 
@@ -1211,7 +1216,7 @@ class MemoryLedger:
         return Exchange((), len(reports) - len(late), late)
 
     def _take_reports(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
-        """Returns the ids of tasks whose report came too late."""
+        """Process the reports. Returns the ids of tasks whose report came too late."""
         for report in reports:
             self._keep_payload(report)
         late = [report for report in reports if not self._accept(worker_id, report)]
@@ -1262,21 +1267,22 @@ class MemoryLedger:
         limit: int,
         lease_seconds: float,
         *,
-        rooms: dict[str, int],
+        free_slots: dict[str, int],
     ) -> list[TaskMessage]:
-        """`rooms` has the worker's free slots for some queues; they are reduced by the number of claimed tasks."""
+        """`free_slots` has the worker's free slots for some queues; they are reduced by the number of claimed tasks."""
         now = self.db.clock()
         claimed: list[TaskMessage] = []
         for queue in queues:
-            waiting = _in_turn(
+            waiting = _in_claim_order(
                 t
                 for t in self.db.tasks.values()
                 if t.status is TaskStatus.QUEUED and t.queue == queue and t.handler in handlers
             )
-            room = min((each for each in (self._room(queue), rooms.get(queue)) if each is not None), default=limit)
-            chosen = waiting[: max(0, min(room, limit - len(claimed)))]
-            if queue in rooms:
-                rooms[queue] -= len(chosen)
+            capacities = (self._free_capacity(queue), free_slots.get(queue))
+            capacity = min((each for each in capacities if each is not None), default=limit)
+            chosen = waiting[: max(0, min(capacity, limit - len(claimed)))]
+            if queue in free_slots:
+                free_slots[queue] -= len(chosen)
             for task in chosen:
                 key = (task.job_id, task.node_id, task.attempt)
                 lease = now + timedelta(seconds=lease_seconds)
@@ -1478,12 +1484,12 @@ def _is_known_to(work: Mapping[str, Any], processes: Iterable[OrchestratorInfo |
 
 
 def _is_known(message: JobMessage, scope: MessageScope) -> bool:
-    """Whether this orchestrator can decide about a message: its workflow is known, or it names none."""
+    """Whether this orchestrator can process a message: it knows the workflow, or the message names none."""
     named = message.body.get("workflow_id") if isinstance(message.body, dict) else None
     return not isinstance(named, str) or named in scope.workflow_ids
 
 
-def _or(value: Any, otherwise: Any) -> Any:
+def _coalesce(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
@@ -1492,8 +1498,8 @@ def _json_copy(value: Any) -> Any:
     return orjson.loads(orjson.dumps(value))
 
 
-def _in_turn(tasks: Iterable[Task]) -> list[Task]:
-    """By priority, then by handler in the order of their oldest tasks, then by age."""
+def _in_claim_order(tasks: Iterable[Task]) -> list[Task]:
+    """Sort tasks by priority, then by handler in the order of their oldest tasks, then by age."""
     oldest: dict[tuple[int, str], int] = {}
     tasks = list(tasks)
     for task in tasks:

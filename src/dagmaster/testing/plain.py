@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from dagmaster.errors import Unavailable
 from dagmaster.handlers import calling, checkpoints
-from dagmaster.handlers.artifacts import Places
+from dagmaster.handlers.artifacts import OneOrMoreArtifacts
 from dagmaster.handlers.context import Check, IsValid
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.fan import ChildResult
@@ -65,7 +65,7 @@ class InlineContext:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+    def save_checkpoint(self, name: str, data: Any = None, artifact: OneOrMoreArtifacts | None = None) -> None:
         at_once(self._context.keep_checkpoint(checkpoints.pack(name, data, artifact)))
         if self._context.should_stop:
             raise self._context.give_back()

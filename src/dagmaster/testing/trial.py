@@ -29,11 +29,11 @@ Handler = Callable[..., Any]
 
 JOB_ID = UUID("01890000-0000-7000-8000-000000000001")
 START = datetime(2030, 1, 1, tzinfo=UTC)
-_EARLIER = "earlier"  # the fan_out whose results a handler is given
+_EARLIER = "earlier"  # the fan_out whose results the handler reads
 
 
 @dataclass(frozen=True, slots=True)
-class Given(Registration):
+class FunctionRegistration(Registration):
     """A registration that holds the function itself, so that it works for functions that cannot be imported."""
 
     function: Handler = field(kw_only=True)
@@ -42,13 +42,15 @@ class Given(Registration):
         return self.function
 
 
-def given(function: Handler, name: str | None = None, like: Registration | None = None) -> Given:
-    """A registration for a function, with the queue, timeout and memory of `like`, or else of its own mark."""
+def registration_for(
+    function: Handler, name: str | None = None, like: Registration | None = None
+) -> FunctionRegistration:
+    """A registration for a function, with the queue, timeout and memory of `like`, or else of its own decorator."""
     mark: Registration | None = like or getattr(function, "__dagmaster_handler__", None)
     target = f"{function.__module__}:{function.__qualname__}"
-    known = (mark.queue, mark.timeout_seconds, mark.memory_mb) if mark else ()
+    options = (mark.queue, mark.timeout_seconds, mark.memory_mb) if mark else ()
     name = name or (mark.name if mark else function.__qualname__)
-    return Given(name, target, inspect.iscoroutinefunction(function), *known, function=function)
+    return FunctionRegistration(name, target, inspect.iscoroutinefunction(function), *options, function=function)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Trial:
 
     @property
     def status(self) -> TaskStatus:
-        """succeeded, failed, or returned: it gave its task back when asked to stop."""
+        """`succeeded`, `failed`, or `returned` if the handler gave its task back when it was asked to stop."""
         return self.report.status
 
     @property
@@ -79,7 +81,7 @@ class Trial:
 
     @property
     def error(self) -> dict[str, Any] | None:
-        """message, code, blame and type, and if there are any, hint and traceback."""
+        """The error as a dictionary: message, code, blame and type; hint and traceback, if there are any."""
         return self.report.error
 
     @property
@@ -121,7 +123,7 @@ def run_handler(
     if isolate and not (cancelled_after is shutting_down_after is None):
         raise ValueError("reads of a flag can only be counted in this process: omit `isolate`")
     attempt = attempt or (after.report.attempt + 1 if after else 1)
-    registration = installed()[handler] if isinstance(handler, str) else given(handler)
+    registration = installed()[handler] if isinstance(handler, str) else registration_for(handler)
     encoded = to_json({"results_of": {"node_id": _EARLIER}, **_plain(params)} if results else _plain(params), "params")
     seconds = timeout_seconds or registration.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
     task = TaskMessage(
@@ -162,7 +164,7 @@ def _plain(params: Mapping[str, Any] | BaseModel | None) -> dict[str, Any]:
 
 def _database(task: TaskMessage, checkpoints: Mapping[str, Any], results: Sequence[Any]) -> MemoryDatabase:
     """A database with those rows of a job that its handler can read."""
-    seconds = itertools.count()  # checkpoints have different times, so that one is the last
+    seconds = itertools.count()  # checkpoints get different times, so that their order is known
     database = MemoryDatabase(lambda: START + timedelta(seconds=next(seconds)))
     database.add_task(
         task.job_id,
@@ -207,7 +209,7 @@ def _child(fan_out: str, index: int, result: Any) -> NodeState:
 
 
 class _Recorder(TaskContext):
-    """A context that records progress, and whose flags are set at the given read."""
+    """A context that records progress, and whose flags become true after the given numbers of reads."""
 
     def __init__(
         self,
@@ -223,17 +225,17 @@ class _Recorder(TaskContext):
 
     @property
     def cancelled(self) -> bool:
-        return self._is_up("cancelled")
+        return self._is_set("cancelled")
 
     @property
     def shutting_down(self) -> bool:
-        return self._is_up("shutting_down")
+        return self._is_set("shutting_down")
 
     def show_progress(self, facts: dict[str, Any]) -> None:
         super().show_progress(facts)
         self.progress_reports.append(self.running().progress or {})
 
-    def _is_up(self, flag: str) -> bool:
+    def _is_set(self, flag: str) -> bool:
         left = self._left[flag]
         if left == 0:
             setattr(self, f"_{flag}", True)  # from now on, saving a checkpoint also gives the task back

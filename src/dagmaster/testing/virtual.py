@@ -21,12 +21,15 @@ Ts = TypeVarTuple("Ts")
 _OWN_DESCRIPTORS = 1  # by which other threads wake the loop
 
 
-class Standstill(RuntimeError):
+class DeadlockError(RuntimeError):
     """All tasks wait, and there is no timer and no outside event that could wake them."""
 
 
+Standstill = DeadlockError  # its former name
+
+
 class _Clock(selectors.DefaultSelector):
-    """The loop calls `select` when it has nothing to do; virtual time passes there."""
+    """The loop calls `select` when it has nothing to do. Virtual time passes only in this call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class _Clock(selectors.DefaultSelector):
             return self._really_wait(timeout)
         ready = super().select(0)
         if not ready and timeout is None:
-            raise Standstill("all tasks wait, and no timer or outside event can wake them")
+            raise DeadlockError("all tasks wait, and no timer or outside event can wake them")
         if not ready and timeout:
             self.now += timeout
         return ready
@@ -51,12 +54,12 @@ class _Clock(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Starts at 0. Deterministic, as long as nothing outside the loop works for it."""
+    """An event loop with virtual time, from 0. Deterministic, as long as nothing outside the loop works for it."""
 
     def __init__(self) -> None:
         self._clock = _Clock()
         super().__init__(self._clock)
-        # asyncio adds this to the time to find due timers. After some months, adding a nanosecond changes nothing.
+        # asyncio adds this to the time to find due timers. After some months, a nanosecond would be lost by rounding.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:

@@ -34,8 +34,8 @@ class PostgresTransport:
     def _stand_by(self, ticket: Ticket) -> None:
         """Notify the other workers later. If `near` names the same worker again, it has finished the previous task, so
         the others need no notification of that task."""
-        if before := self._standing_by.pop(ticket, None):
-            before.cancel()
+        if timer := self._standing_by.pop(ticket, None):
+            timer.cancel()
         loop = asyncio.get_running_loop()
         self._standing_by[ticket] = loop.call_later(STAND_BY_SECONDS, self._notify_others, ticket)
 

@@ -31,9 +31,9 @@ from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 
 WAIT_SECONDS: Final = 1.0  # how long one call waits; messages are settled between two calls
 HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is released to other workers
-MANY_STALE: Final = 2  # outdated messages in a row; then several are received at once
-DRAIN_SECONDS: Final = 0.05  # how long such a call waits: a message that is not outdated may be among them
-MAX_ATTEMPTS: Final = 2**31 - 1  # an integer of PostgreSQL
+MANY_STALE: Final = 2  # after this many outdated messages in a row, several are received at once
+DRAIN_SECONDS: Final = 0.05  # how long a call for several waits; not longer, because one may be of a queued task
+MAX_ATTEMPTS: Final = 2**31 - 1  # the largest value of an integer column of PostgreSQL
 _log = log.get("servicebus")
 
 # Which of these tasks are still queued.
@@ -297,9 +297,9 @@ class _Listener:
         """Wait after an error. Workers poll meanwhile."""
         self._counters.failures += 1
         if self._failures == 0:
-            say = _log.error if isinstance(error, InvalidRequest) else _log.warning
+            log_failure = _log.error if isinstance(error, InvalidRequest) else _log.warning
             hint = getattr(error, "hint", None)
-            say("Service Bus cannot announce tasks; the worker continues to poll", error=str(error), hint=hint)
+            log_failure("Service Bus cannot announce tasks; the worker continues to poll", error=str(error), hint=hint)
         self.error = str(error)
         seconds = backoff_seconds(error, self._failures)
         self._failures += 1

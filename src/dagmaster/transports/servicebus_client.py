@@ -174,7 +174,7 @@ class QueueReceiver:
 
     async def receive(self, count: int, wait_seconds: float) -> list[BrokerMessage]:
         """At least one message, or none after the wait."""
-        async with self._failing_closed(OPEN_SECONDS + wait_seconds):
+        async with self._closing_on_failure(OPEN_SECONDS + wait_seconds):
             if self._receiver is None:
                 self._receiver = self._open_receiver(self.queue)
                 await self._receiver.__aenter__()  # otherwise the link would have to be open within the wait
@@ -204,7 +204,7 @@ class QueueReceiver:
             with suppress(MessageLockLostError, MessageAlreadySettled):
                 await call()
 
-        async with self._failing_closed(SETTLE_SECONDS):
+        async with self._closing_on_failure(SETTLE_SECONDS):
             if len(calls) < _SETTLED_TOGETHER:
                 for call in calls:
                     await settle(call)
@@ -212,7 +212,7 @@ class QueueReceiver:
                 await asyncio.gather(*map(settle, calls))
 
     @asynccontextmanager
-    async def _failing_closed(self, seconds: float) -> AsyncIterator[None]:
+    async def _closing_on_failure(self, seconds: float) -> AsyncIterator[None]:
         with translated(self.queue):
             try:
                 async with asyncio.timeout(seconds):

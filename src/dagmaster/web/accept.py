@@ -4,7 +4,7 @@ from starlette.requests import Request
 
 
 def prefers_html(request: Request) -> bool:
-    """Whether the client is a browser that shows a page. JSON is the default, also for `*/*` and if both are equal."""
+    """Whether the client prefers a page. JSON is the default, also for `*/*` and if both have the same weight."""
     if request.method not in {"GET", "HEAD"}:
         return False
     weights = {"html": 0.0, "json": 0.0}

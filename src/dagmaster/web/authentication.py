@@ -201,7 +201,8 @@ class CredentialAuthentication:
 
 
 def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
-    """Both are compared, so that the time does not reveal which secret is the current one."""
+    """Whether a key has the current or the previous secret. Both are compared, so that the time does not
+    show which one matches."""
     is_current = key.has_hash(stored.secret_hash)
     is_previous = key.has_hash(stored.previous_hash or "")
     return is_current or is_previous
@@ -291,7 +292,7 @@ class Needs:
 
 
 def require_signed_in(request: Request, permission: Permission) -> None:
-    """Say that a session has ended, instead of asking for a key."""
+    """Refuse a browser whose session has ended: the error says so, instead of asking for a key."""
     if identity_of(request).has_ended_session and permission is not Permission.ANYONE:
         raise NotAuthenticated("the session has ended", code="auth.session-ended", hint="sign in again")
 
@@ -338,12 +339,12 @@ def permission_of(route: Any) -> Permission | None:
     """The permission that a route declares. Plain routes of Starlette have it as attribute of their endpoint."""
     dependant: Dependant | None = getattr(route, "dependant", None)
     if dependant is not None:
-        declared = [part.call.permission for part in _all(dependant) if isinstance(part.call, Needs)]
+        declared = [part.call.permission for part in _dependants_of(dependant) if isinstance(part.call, Needs)]
         if declared:  # all are required; ANYONE adds no requirement
             return next((each for each in declared if each is not Permission.ANYONE), Permission.ANYONE)
     permission: Permission | None = getattr(getattr(route, "endpoint", None), "permission", None)
     return permission
 
 
-def _all(dependant: Dependant) -> list[Dependant]:
-    return [part for child in dependant.dependencies for part in (child, *_all(child))]
+def _dependants_of(dependant: Dependant) -> list[Dependant]:
+    return [part for child in dependant.dependencies for part in (child, *_dependants_of(child))]

@@ -26,7 +26,7 @@ def session_in(scope: Scope, headers: Headers) -> str | None:
 
 
 def cookie_in(name: str, scope: Scope, headers: Headers) -> str | None:
-    """The value of a cookie. If two with the same name differ, both are ignored: another site has set one of them."""
+    """The value of a cookie. If two cookies of this name differ, both are ignored: another site has set one of them."""
     values = _values(headers)
     candidates = values.get(f"{_ONLY_THIS_HOST}{name}", set())
     if not candidates and not is_https(scope):

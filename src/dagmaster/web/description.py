@@ -13,7 +13,7 @@ from dagmaster.web.authentication import permission_of, routes_of
 
 
 def describe_permissions(description: dict[str, Any], routes: Iterable[BaseRoute]) -> None:
-    """Which permission a request needs, and how a caller authenticates."""
+    """Add the permission that each operation needs, and how callers authenticate."""
     description["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key (`dgm_…`) or an OIDC token"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "An API key (`dgm_…`)"},
@@ -29,7 +29,7 @@ def describe_permissions(description: dict[str, Any], routes: Iterable[BaseRoute
 
 
 def describe_models(schemas: dict[str, Any], *models: type[BaseModel]) -> None:
-    """Models that no response has as its body, such as those of streams."""
+    """Add models that no response has as its body, such as those of streams."""
     for model in models:
         schema = model.model_json_schema(ref_template="#/components/schemas/{model}", mode="serialization")
         schemas.update(schema.pop("$defs", {}))

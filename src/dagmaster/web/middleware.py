@@ -81,12 +81,12 @@ class RequestMiddleware:
             self._metrics.end(scope["method"], exchange.status, exchange.seconds, route_of(scope))
 
     def _is_traced(self, path: str) -> bool:
-        """Probes and polls of processes would be most of the traces."""
+        """Probes and polls of processes are not traced: they would be most of the traces."""
         return path not in _UNTRACED and (self.untraced_below is None or not path.startswith(self.untraced_below))
 
     async def _traced(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
         """Handle the request in the trace of the client, if the request names one."""
-        parent = traces.received(headers.get(traces.HEADER))
+        parent = traces.valid_traceparent(headers.get(traces.HEADER))
         facts = {"http.request.method": scope["method"], "request_id": exchange.request_id}
         with traces.span(scope["method"], parent=parent, kind="server", **facts) as span:
             await self._answer(scope, receive, headers, exchange)
@@ -112,7 +112,7 @@ class RequestMiddleware:
             self._log.debug("request", **exchange.facts())
 
     async def _authenticate(self, scope: Scope, headers: Headers) -> DagmasterError | None:
-        """Keep the caller in the scope. Credentials that are not valid are refused on every route."""
+        """Store the caller in the scope. Credentials that are not valid are refused on every route."""
         if not self.needs_caller(scope["path"]):
             return None
         try:

@@ -23,7 +23,7 @@ from dagmaster.errors import NotAllowed, NotAuthenticated, Unavailable
 from dagmaster.observe import log
 from dagmaster.settings import Settings
 from dagmaster.web.sign_in_flow import Flow
-from dagmaster.web.tokens import TokenVerifier, discovered, http_client, is_safe_url, json_of
+from dagmaster.web.tokens import TokenVerifier, discovery_document, http_client, is_safe_url, json_of
 
 _MAX_CODE_LENGTH = 4096
 _MAX_SECONDS = 366 * 86_400.0
@@ -74,7 +74,7 @@ class OidcSignIn:
 
     async def url(self, flow: Flow, redirect_uri: str) -> str:
         """The page of the issuer on which the person signs in."""
-        endpoints = await self._discovered()
+        endpoints = await self._current_endpoints()
         challenge = base64.urlsafe_b64encode(hashlib.sha256(flow.verifier.encode()).digest()).decode().rstrip("=")
         parameters = {
             "response_type": "code",
@@ -134,7 +134,7 @@ class OidcSignIn:
         return self._verifier.caller_of(access), min(_expiry(access), _expiry(claims))
 
     async def _tokens(self, code: str, flow: Flow, redirect_uri: str) -> dict[str, Any]:
-        endpoints = await self._discovered()
+        endpoints = await self._current_endpoints()
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -158,14 +158,14 @@ class OidcSignIn:
             raise self._unavailable(ValueError(f"status {status}"))
         if status != 200:
             _log.warning("the OIDC issuer refused a code", status=status, error=str(tokens.get("error"))[:64])
-            raise _refused("the issuer did not accept the sign-in: it was used before, or took too long")
+            raise _refused("the issuer refused the code of the sign-in: it was used before, or has expired")
         return tokens
 
-    async def _discovered(self) -> _Endpoints:
+    async def _current_endpoints(self) -> _Endpoints:
         if self._endpoints is None or time.monotonic() - self._endpoints.fetched_at > _DISCOVERY_SECONDS:
             try:
                 async with asyncio.timeout(_ISSUER_SECONDS), http_client() as http:
-                    self._endpoints = _endpoints(await discovered(http, self._issuer))
+                    self._endpoints = _endpoints(await discovery_document(http, self._issuer))
             except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError, ValueError) as error:
                 raise self._unavailable(error) from None
         return self._endpoints

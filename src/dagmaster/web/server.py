@@ -36,17 +36,17 @@ class TimedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._await_part(self._awaited())
+        self._await_part(self._awaited_part())
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._await_part(self._awaited())
+        self._await_part(self._awaited_part())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await_part(None)
         super().connection_lost(exc)
 
-    def _awaited(self) -> str | None:
+    def _awaited_part(self) -> str | None:
         """The part of a request that has begun and not ended."""
         if self.conn.their_state is h11.SEND_BODY:
             return "body"

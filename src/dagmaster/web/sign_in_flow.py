@@ -1,7 +1,7 @@
 """An unfinished sign-in at an OIDC issuer, as it is stored in a cookie of the browser.
 
-The cookie is not signed: an attacker who could set it could also begin a sign-in and set the cookie of that one. Its
-content is checked again when it is read.
+The cookie is not signed: an attacker who could set it could also begin a sign-in and set its cookie. The content is
+checked again when it is read.
 """
 
 import base64
@@ -18,7 +18,7 @@ from dagmaster.errors import InvalidRequest
 FLOW_SECONDS = 600
 MAX_NEXT_LENGTH = 1024
 _TEXT = re.compile(r"[A-Za-z0-9_-]{43}")
-# A path of this server. `//` and `/\` begin the name of another one; browsers drop tabs and line breaks in between.
+# A path of this server. `//` and `/\` begin a host name; browsers drop tabs and line breaks in between.
 _PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 
 

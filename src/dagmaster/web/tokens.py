@@ -234,8 +234,8 @@ class IssuerKeys:
         self._tried_at = time.monotonic()
         try:
             async with asyncio.timeout(_FETCH_SECONDS), http_client() as http:
-                url = self._jwks_url or await self._discovered(http)
-                self._jwks = _usable(await _json_at(http, url))
+                url = self._jwks_url or await self._discovered_jwks_url(http)
+                self._jwks = _signature_keys(await _json_at(http, url))
         except (httpx2.HTTPError, httpx2.InvalidURL, TimeoutError, OSError, ValueError) as error:
             self._is_reachable = False
             reason = str(error) or type(error).__name__
@@ -243,15 +243,15 @@ class IssuerKeys:
             raise _unavailable(reason) from None
         self._fetched_at, self._is_reachable = time.monotonic(), True
 
-    async def _discovered(self, http: httpx2.AsyncClient) -> str:
-        document = await discovered(http, self._issuer)
+    async def _discovered_jwks_url(self, http: httpx2.AsyncClient) -> str:
+        document = await discovery_document(http, self._issuer)
         url = document.get("jwks_uri")
         if not isinstance(url, str) or not is_safe_url(url):
             raise ValueError("its discovery document has no `jwks_uri` with https")
         return url
 
 
-async def discovered(http: httpx2.AsyncClient, issuer: str) -> dict[str, Any]:
+async def discovery_document(http: httpx2.AsyncClient, issuer: str) -> dict[str, Any]:
     """The discovery document of an issuer."""
     document = await _json_at(http, f"{issuer.rstrip('/')}/.well-known/openid-configuration")
     if document.get("issuer") != issuer:
@@ -260,7 +260,7 @@ async def discovered(http: httpx2.AsyncClient, issuer: str) -> dict[str, Any]:
 
 
 def is_safe_url(url: str) -> bool:
-    """Keys must not be fetched over a connection that others could change."""
+    """Whether a connection to this URL is protected against changes by others: https, or loopback."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL:
@@ -296,7 +296,7 @@ async def json_of(response: httpx2.Response) -> dict[str, Any]:
     return document
 
 
-def _usable(document: Mapping[str, Any]) -> dict[str | None, dict[str, Any]]:
+def _signature_keys(document: Mapping[str, Any]) -> dict[str | None, dict[str, Any]]:
     """The keys for signatures, by id. Symmetric keys and keys of unknown types are left out."""
     keys = document.get("keys")
     if not isinstance(keys, list):

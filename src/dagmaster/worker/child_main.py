@@ -20,7 +20,7 @@ import orjson
 from dagmaster import faults
 from dagmaster.errors import DagmasterError, Fenced, InvalidRequest, NotFound, Unavailable
 from dagmaster.handlers import calling, checkpoints
-from dagmaster.handlers.artifacts import Places
+from dagmaster.handlers.artifacts import OneOrMoreArtifacts
 from dagmaster.handlers.context import Check, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.registry import Registration
 from dagmaster.handlers.resources import Resources
@@ -56,11 +56,11 @@ def serve(descriptor: int) -> None:
     channel.send({"kind": "ready", "pid": own_pid})
     while True:
         task = inbox.next_task()
-        answer = _answer_to(task, inbox, loaded)
+        answer = _run_task(task, inbox, loaded)
         if os.getpid() != own_pid:
             os._exit(0)  # a process that the handler forked; only the original process sends the result
         inbox.flush_reports()
-        # A thread that the handler left running would run beside the next task.
+        # A thread that the handler left running would continue during the next task.
         is_reusable = process_state.restore() and threading.active_count() <= OWN_THREADS
         attached = answer.pop("attached", b"")
         channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable}, attached)
@@ -163,7 +163,7 @@ class ChildContext:
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
         self._throttle.progress(fraction, message, counts)
 
-    def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+    def save_checkpoint(self, name: str, data: Any = None, artifact: OneOrMoreArtifacts | None = None) -> None:
         phase = checkpoints.pack(name, data, artifact)
         self._inbox.request(self.task_id, "save_checkpoint", phase=phase.as_json())
         if self.cancelled or self.shutting_down:
@@ -186,7 +186,7 @@ class ChildContext:
         return psycopg.connect(self._inbox.request(self.task_id, "database"))
 
 
-def _answer_to(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:
+def _run_task(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:
     """Run one task and measure its resources."""
     usage = Usage()
     _limit_memory(task["memory_mb"])
@@ -200,7 +200,7 @@ def _call(context: ChildContext, task: Frame, loaded: "LoadedHandlers") -> Frame
         plan = loaded.of(task)
         context.params = params = plan.parse(task["params"])
         output, metrics = calling.check(plan.call(context, params))
-        _limit_memory(None)  # orjson crashes without memory; its need is bounded by the size of an output
+        _limit_memory(None)  # orjson crashes if an allocation fails; what it needs is bounded by the size of an output
         encoded = calling.encode(output)
     except GiveBack:
         return {"kind": "returned"}

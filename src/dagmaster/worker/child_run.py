@@ -96,13 +96,13 @@ class ChildRun:
     def _passing_signals_on(self, deadline: asyncio.Timeout) -> Iterator[None]:
         loop = asyncio.get_running_loop()
 
-        def pass_on(what: str) -> None:
+        def pass_on(kind: str) -> None:
             if deadline.expired():
                 return
-            self._child.write({"kind": what})
-            if what == "cancel":
-                soon = loop.time() + self._grace_seconds
-                deadline.reschedule(min(soon, deadline.when() or soon))
+            self._child.write({"kind": kind})
+            if kind == "cancel":
+                grace_ends_at = loop.time() + self._grace_seconds
+                deadline.reschedule(min(grace_ends_at, deadline.when() or grace_ends_at))
 
         self._context.on_signal(pass_on)
         try:
@@ -136,7 +136,7 @@ class ChildRun:
                     raise BrokenChannel(f"unknown frame {unknown!r}")
 
     def _refuse(self, frame: Frame) -> None:
-        """Refuse a frame of an earlier task: something of it still runs, so this child gets no further task."""
+        """Refuse a frame of an earlier task. A part of that task still runs, so this child gets no further task."""
         self._has_foreign_frames = True
         if frame["kind"] == "ask":
             refusal = {"error": "this task has ended", "code": "worker.task-over", "type": "Fenced"}
@@ -169,7 +169,7 @@ class ChildRun:
                 code=NO_DATABASE,
                 hint="use a Dask cluster with TLS (tls://…), or run this handler on a worker with child processes",
             )
-        from dagmaster.database.token_login import with_password  # here, because few handlers need it
+        from dagmaster.database.token_login import with_password  # imported here, because few handlers need it
 
         # With the current token, if tokens are used: child processes do not obtain tokens.
         return with_password(str(self._context.database.conninfo))

@@ -16,7 +16,7 @@ from dagmaster.daemon_threads import DaemonThreads
 from dagmaster.database.ledger.protocol import PayloadLedger, Running
 from dagmaster.errors import Fenced, InvalidRequest, Unavailable
 from dagmaster.handlers import checkpoints
-from dagmaster.handlers.artifacts import Places, problem_of
+from dagmaster.handlers.artifacts import OneOrMoreArtifacts, problem_of
 from dagmaster.handlers.checkpoints import Phase
 from dagmaster.handlers.context import AsyncCheck, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.resources import Resources
@@ -28,7 +28,7 @@ from dagmaster.worker import reported
 
 if TYPE_CHECKING:
     from dagmaster.addresses import Addresses
-    from dagmaster.database.connect import Database
+    from dagmaster.database.connect import ConnectionPool
     from dagmaster.handlers.export.exporter import Exporter
     from dagmaster.storage.zones import Storage
 
@@ -54,8 +54,8 @@ class TaskContext:
         "_lines",
         "_logger",
         "_progress",
-        "_ran_from",
         "_resources",
+        "_running_since",
         "_shutting_down",
         "_signal",
         "attempt",
@@ -73,7 +73,7 @@ class TaskContext:
         self,
         task: TaskMessage,
         ledger: PayloadLedger,
-        database: "Database | None" = None,
+        database: "ConnectionPool | None" = None,
         resources: Resources | None = None,
     ) -> None:
         self.task = task
@@ -96,8 +96,8 @@ class TaskContext:
         self._lines: deque[dict[str, Any]] | None = None
         self._line_count = 0
         self._has_unsent_lines = False  # log lines that no renewal has sent yet
-        self._is_waiting = False  # for a slot
-        self._ran_from: float | None = None  # on the monotonic clock, if it has waited for a slot
+        self._is_waiting = False  # whether the handler waits for a slot
+        self._running_since: float | None = None  # on the monotonic clock; set only if it had to wait for a slot
 
     # Called by handlers
 
@@ -114,7 +114,7 @@ class TaskContext:
         return TaskLogger(self.log)
 
     @property
-    def database(self) -> "Database":
+    def database(self) -> "ConnectionPool":
         if self._database is None:
             raise Unavailable(
                 "this worker has no database access for its handlers",
@@ -142,7 +142,7 @@ class TaskContext:
     def progress(self, fraction: float | None = None, message: str | None = None, **counts: int) -> None:
         self.show_progress(reported.progress(fraction, message, counts))
 
-    async def save_checkpoint(self, name: str, data: Any = None, artifact: Places | None = None) -> None:
+    async def save_checkpoint(self, name: str, data: Any = None, artifact: OneOrMoreArtifacts | None = None) -> None:
         packing = (name, data, artifact)
         phase = checkpoints.pack(*packing) if artifact is None else await _in_thread(checkpoints.pack, *packing)
         await self.keep_checkpoint(phase)
@@ -205,7 +205,7 @@ class TaskContext:
         return await self._read_page(self._ledger.read_results, skip, page)
 
     async def read_encoded_results(self, skip: int, page: int) -> list[ChildResult]:
-        """As `read_results`, with large outputs as fragments of JSON."""
+        """Like `read_results`, but with large outputs as fragments of JSON."""
         return await self._read_page(self._ledger.read_encoded_results, skip, page)
 
     async def _read_page(self, read: _Read, skip: int, page: int) -> list[ChildResult]:
@@ -230,12 +230,12 @@ class TaskContext:
             self._forward_signal("shutdown")
 
     def wait_for_slot(self) -> None:
-        """The handler cannot start yet. Until it does, the task has not started."""
+        """Report that the handler waits for a slot. Until `start_running`, the task counts as not started."""
         self.has_updates = self._is_waiting = True
 
     def start_running(self) -> None:
         if self._is_waiting:
-            self._is_waiting, self._ran_from = False, time.monotonic()
+            self._is_waiting, self._running_since = False, time.monotonic()
             self.has_updates = True
 
     def running(self) -> Running:
@@ -273,13 +273,13 @@ class TaskContext:
 
     def _running(self, progress: dict[str, Any] | None, lines: list[dict[str, Any]] | None = None) -> Running:
         run_seconds = 0.0 if self._is_waiting else None
-        if self._ran_from is not None:
-            run_seconds = time.monotonic() - self._ran_from
+        if self._running_since is not None:
+            run_seconds = time.monotonic() - self._running_since
         return Running(self.job_id, self.node_id, self.attempt, progress, lines, run_seconds)
 
-    def _forward_signal(self, what: str) -> None:
+    def _forward_signal(self, kind: str) -> None:
         if self._signal is not None:
-            self._signal(what)
+            self._signal(kind)
 
 
 # The context of the running handler. Tasks that a handler starts in the loop inherit it, even after its end.

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 MAX_FRAME_BYTES = 110 * 1024 * 1024  # the largest output and its envelope
-_BIT_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("!I")
 
 Frame = dict[str, Any]
@@ -97,14 +97,14 @@ async def read_packed(reader: asyncio.StreamReader) -> Packed:
 
 
 async def _attached(reader: asyncio.StreamReader, length: int) -> bytearray:
-    """Read piece by piece; in one call it would be in memory twice."""
-    whole = bytearray()
-    while len(whole) < length:
-        some = await reader.read(min(length - len(whole), _BIT_BYTES))
-        if not some:
+    """Read in chunks; read in one call, the bytes would be in memory twice."""
+    content = bytearray()
+    while len(content) < length:
+        chunk = await reader.read(min(length - len(content), _CHUNK_BYTES))
+        if not chunk:
             raise BrokenChannel("the channel is closed")
-        whole += some
-    return whole
+        content += chunk
+    return content
 
 
 class Channel:
@@ -130,8 +130,8 @@ class Channel:
         parts = bytearray(count)
         view = memoryview(parts)
         while view:
-            got = self._connection.recv_into(view)
-            if not got:
+            received = self._connection.recv_into(view)
+            if not received:
                 raise BrokenChannel("the channel is closed")
-            view = view[got:]
+            view = view[received:]
         return bytes(parts)

@@ -4,11 +4,10 @@ Called from a thread other than the event loop's, so that a hanging loop is repo
 """
 
 import platform
-import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
@@ -44,7 +43,7 @@ class WorkerHealth:
         return [self._ledger(), self._claiming()]
 
     def _ledger(self) -> Check:
-        """Renewals are due even without work, so a healthy worker gets an answer from its ledger at this interval."""
+        """Leases are renewed even without tasks, so the ledger of a healthy worker answers every LEASE_RENEW_SEC."""
         worker = self._worker
         ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
         if not ages:
@@ -112,7 +111,7 @@ class WorkerHealth:
 
 
 def _running(held: "HeldTask") -> dict[str, Any]:
-    task = held.context.task
+    task, seconds = held.context.task, held.seconds
     return {
         "task_id": task.task_id,
         "job_id": task.job_id,
@@ -120,7 +119,7 @@ def _running(held: "HeldTask") -> dict[str, Any]:
         "attempt": task.attempt,
         "handler": task.handler,
         "queue": task.queue,
-        "since": datetime.fromtimestamp(held.since, UTC),
-        "seconds": round(time.time() - held.since, 3),
+        "since": datetime.now(UTC) - timedelta(seconds=seconds),
+        "seconds": round(seconds, 3),
         "timeout_seconds": task.timeout_seconds,
     }

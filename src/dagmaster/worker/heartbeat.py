@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from dagmaster.database.ledger.protocol import Running, WorkerInfo, WorkerLedger
 from dagmaster.observe import log
 
-PROGRESS_SECONDS = 0.5  # how long progress and stop requests may wait
+PROGRESS_SECONDS = 0.5  # how long progress and requests to stop may wait
 
 _log = log.get("worker")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldTasks:
-    """The worker as the lease keeper sees it: callables that return the state at the time of the call."""
+    """The worker as the lease keeper sees it: callables that return its current state, or react to a renewal."""
 
-    everything: Callable[[], Collection[Running]]
+    all_tasks: Callable[[], Collection[Running]]
     with_updates: Callable[[], Collection[Running]]  # tasks with new progress or log lines
     info: Callable[[], WorkerInfo]
-    lost: Callable[[Iterable[str]], None]  # called with tasks that another worker holds now
-    to_stop: Callable[[Iterable[str]], None]  # called with tasks that are requested to stop
+    on_lost: Callable[[Iterable[str]], None]  # called with tasks that another worker holds now
+    on_stop: Callable[[Iterable[str]], None]  # called with tasks that are requested to stop
 
 
 class LeaseKeeper:
@@ -84,13 +84,13 @@ class LeaseKeeper:
 
     async def _renew(self, is_due: bool) -> None:
         info = self._held.info()
-        running = self._held.everything() if is_due else self._held.with_updates()
+        running = self._held.all_tasks() if is_due else self._held.with_updates()
         if running:
             lost_ids = await self._ledger.renew(info.worker_id, list(running), lease_seconds=self._lease_seconds)
             if lost_ids:
-                self._held.lost(lost_ids)
-        if self._held.everything() and (stop_ids := await self._ledger.take_stops(info.worker_id)):
-            self._held.to_stop(stop_ids)
+                self._held.on_lost(lost_ids)
+        if self._held.all_tasks() and (stop_ids := await self._ledger.take_stops(info.worker_id)):
+            self._held.on_stop(stop_ids)
         if is_due:
             await self._ledger.beat_worker(info)
             self.renewed_at = time.monotonic()

@@ -56,7 +56,7 @@ from dagmaster.worker.outcome import describe, is_memory_failure
 from dagmaster.worker.run import Runner
 
 if TYPE_CHECKING:
-    from dagmaster.database.connect import Database
+    from dagmaster.database.connect import ConnectionPool
 
 MAX_CLAIM = 200
 MAX_REPORTS = 500
@@ -64,7 +64,7 @@ MAX_REPORT_BYTES = 8 * 1024 * 1024
 LINGER_SECONDS = 0.002  # how long a report waits for other reports of its batch
 FRESH_SECONDS = 0.005  # handlers of tasks claimed this recently may finish in the next moments
 SHOW_RUNNING_SECONDS = 0.2
-FULL_SECONDS = 0.25  # with a message broker, how long a worker whose slots are full waits for a report before a message
+FULL_SECONDS = 0.25  # with a message broker: how long a worker with full slots waits for a report before it receives
 BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
 SUSPECT_LOSSES = 2
@@ -76,8 +76,8 @@ MAX_MARGIN_SECONDS = 2.0
 
 CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
 
-_OUTAGES = (Unavailable, OSError)  # TimeoutError is one
-_UNSUITABLE = frozenset({UNLOADABLE, NO_DATABASE})  # codes of errors that this worker's next attempt would have too
+_OUTAGES = (Unavailable, OSError)  # TimeoutError is an OSError
+_UNSUITABLE = frozenset({UNLOADABLE, NO_DATABASE})  # errors that would recur in this worker
 
 _log = log.get("worker")
 
@@ -98,17 +98,22 @@ class Counters:
 
 
 class HeldTask:
-    """A task this worker runs."""
+    """A task that this worker runs."""
 
-    __slots__ = ("context", "is_light", "is_lost", "job", "since", "task_id")
+    __slots__ = ("context", "is_light", "is_lost", "job", "started_at", "task_id")
 
     def __init__(self, context: TaskContext, is_light: bool) -> None:
         self.context = context
         self.task_id = context.task_id
         self.is_light = is_light
         self.is_lost = False
-        self.since = time.time()
+        self.started_at = time.monotonic()
         self.job: asyncio.Task[tuple[Report, int]]
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run, also if the machine's clock was set meanwhile."""
+        return time.monotonic() - self.started_at
 
 
 class Finished(NamedTuple):
@@ -117,7 +122,7 @@ class Finished(NamedTuple):
 
 
 class Worker:
-    """`run` until `stop`.
+    """Call `run`; it works until `stop` is called.
 
     A ledger serves one call at a time. To keep calls from waiting for each other there may be three: `ledger` for
     claims and reports, `lease_ledger` for leases and heartbeats, `handler_ledger` for checkpoints, payloads and results
@@ -135,7 +140,7 @@ class Worker:
         *,
         lease_ledger: WorkerLedger | None = None,
         handler_ledger: PayloadLedger | None = None,
-        database: "Database | None" = None,
+        database: "ConnectionPool | None" = None,
         payloads_of: Callable[[TaskMessage], PayloadLedger] | None = None,
         name: str | None = None,
         worker_id: UUID | None = None,
@@ -155,7 +160,7 @@ class Worker:
         )
         self._started, self._ended = RateMeter(), RateMeter()  # tasks by queue
         self._queue_limits = settings.queue_concurrency
-        self._has_broker = settings.transport == "servicebus"  # which announces tasks to idle workers only
+        self._has_broker = settings.transport == "servicebus"  # a broker announces tasks only to idle workers
         self.exchanged_at: float | None = None  # on the monotonic clock
         self.health_url: str | None = None
         self._settings = settings
@@ -187,7 +192,7 @@ class Worker:
         self._stop = asyncio.Event()
         self._grace_seconds = settings.shutdown_grace_sec
         self._poll_now = True
-        self._light_tasks_left = self._heavy_tasks_left = True  # whether the queue may have more of each kind
+        self._light_tasks_left = self._heavy_tasks_left = True  # whether the queues may have more tasks of a kind
         self._claimed_at = 0.0
         self._failures = 0
 
@@ -209,9 +214,8 @@ class Worker:
 
     def stop(self, grace_seconds: float | None = None) -> None:
         """Stop claiming, ask handlers to stop, wait for the grace period, return tasks that still run.
-        Safe from a signal handler.
 
-        Call it again with a shorter grace period to stop sooner.
+        Safe to call from a signal handler. Call it again with a shorter grace period to stop sooner.
         """
         if grace_seconds is not None:
             self._grace_seconds = grace_seconds
@@ -340,15 +344,15 @@ class Worker:
     def _limited_demand(self, light: int, heavy: int) -> Demand:
         """The demand without queues of which this worker already runs as many tasks as it may."""
         running = Counter(held.context.task.queue for held in self._held.values())
-        rooms = {queue: limit - running[queue] for queue, limit in self._queue_limits.items()}
-        queues = tuple(queue for queue in self._settings.worker_queue if rooms.get(queue, 1) > 0)
+        free_slots = {queue: limit - running[queue] for queue, limit in self._queue_limits.items()}
+        queues = tuple(queue for queue in self._settings.worker_queue if free_slots.get(queue, 1) > 0)
         if not queues:
             return Demand(self._settings.worker_queue)
-        rooms = {queue: room for queue, room in rooms.items() if room > 0}
-        return Demand(queues, self._light_handlers, light, self._heavy_handlers, heavy, rooms)
+        free_slots = {queue: count for queue, count in free_slots.items() if count > 0}
+        return Demand(queues, self._light_handlers, light, self._heavy_handlers, heavy, free_slots)
 
     def _has_reason_to_claim(self, demand: Demand) -> bool:
-        """Whether there may be tasks: a notification or a poll is due, or the last claim got all it asked for."""
+        """Whether there may be tasks: a notification came, a poll is due, or the last claim got all it asked for."""
         are_tasks_left = (demand.light and self._light_tasks_left) or (demand.heavy and self._heavy_tasks_left)
         return bool(self._poll_now or are_tasks_left)
 
@@ -363,7 +367,7 @@ class Worker:
         interval = self._settings.worker_poll_interval * self._rng.uniform(0.5, 1.0)
         timers = [loop.call_later(interval, self._request_poll)]
         if demand.total and self._has_broker and self._is_full_of_a_kind(demand):
-            # The next report claims as well. A message would most likely be one of the tasks that have no free slot.
+            # Wait: the next report claims as well, and a message would most likely be of a kind without free slots.
             timers.append(loop.call_later(FULL_SECONDS, self._start_receiving, demand.total))
         elif demand.total:
             self._start_receiving(demand.total)
@@ -608,7 +612,7 @@ class Worker:
             self._finish(task, _returned(task), 4)
         elif error := job.exception():
             _log.error("a bug in the worker ended a task", task_id=held.task_id, exc_info=error)
-            self._finish(task, _broken(task, error), 1000)
+            self._finish(task, _failed_by_bug(task, error), 1000)
         else:
             report, size_bytes = job.result()
             self._measure(held, report)
@@ -617,9 +621,9 @@ class Worker:
                 self._withdraw(task.handler, report.error)
 
     def _measure(self, held: HeldTask, report: Report) -> None:
-        """For metrics. The handler is one of the registry: a task of any other is not claimed."""
+        """Count the attempt in the metrics. Its handler is in the registry: other tasks are not claimed."""
         outcome = "failed" if report.error else report.status.value
-        self.durations.observe((held.context.task.handler, outcome), time.time() - held.since)
+        self.durations.observe((held.context.task.handler, outcome), held.seconds)
         if report.error:
             self.counters.storage_errors += str(report.error.get("code")).startswith("storage.")
             self.counters.memory_kills += is_memory_failure(report.error)
@@ -656,8 +660,8 @@ class Worker:
     # Leases
 
     def _held_now(self) -> Collection[Running]:
-        """Running tasks, and finished tasks that are not reported yet:
-        their leases must not expire during an outage either."""
+        """Running tasks, suspects that wait, and finished tasks that are not reported yet: none of their leases may
+        expire, not even during an outage."""
         waiting = [*self._in_flight, *self._finished]
         running = [held.context.running() for held in self._held.values() if not held.is_lost]
         running += [Running(task.job_id, task.node_id, task.attempt) for task in self._suspects.values()]
@@ -667,8 +671,8 @@ class Worker:
         return [held.context.running() for held in self._held.values() if held.context.has_updates and not held.is_lost]
 
     def _lose(self, task_ids: Iterable[str]) -> None:
-        """Stop tasks that another worker holds by now. Their finished reports are still sent;
-        the ledger ignores them."""
+        """Stop tasks that another worker holds by now. Reports that are already finished are still sent; the ledger
+        ignores them."""
         for task_id in task_ids:
             self._suspects.pop(task_id, None)
             held = self._held.get(task_id)
@@ -682,8 +686,8 @@ class Worker:
                 held.job.cancel()
 
     def _stop_on_request(self, task_ids: Iterable[str]) -> None:
-        """Stop tasks on request: handlers are asked to stop and cancelled after the grace period;
-        the pool kills plain ones."""
+        """Ask handlers to stop. After the grace period async handlers are cancelled, and the executor kills plain
+        ones."""
         for task_id in task_ids:
             if task := self._suspects.pop(task_id, None):
                 self._finish(task, _returned(task), 4)
@@ -779,6 +783,6 @@ def _failed(task: TaskMessage, error: BaseException) -> Report:
     return Report(task.job_id, task.node_id, task.attempt, TaskStatus.FAILED, error=describe(error))
 
 
-def _broken(task: TaskMessage, error: BaseException) -> Report:
+def _failed_by_bug(task: TaskMessage, error: BaseException) -> Report:
     error_facts: dict[str, Any] = describe(error) | {"blame": Blame.ENGINE.value}
     return Report(task.job_id, task.node_id, task.attempt, TaskStatus.FAILED, error=error_facts)

@@ -19,22 +19,22 @@ from dagmaster.worker.watchdog import Watchdog
 
 @contextmanager
 def worker_process(settings: Settings, worker: Worker, open_ledger: Callable[[], WorkerLedger]) -> Iterator[None]:
-    """Enter inside the event loop. `open_ledger` opens a connection that does not need the loop,
-    in case the loop hangs."""
+    """Set up the process while its worker runs. Enter it inside the event loop. `open_ledger` opens a connection that
+    does not need the loop, in case the loop hangs."""
     print_to_the_log()
     loop = asyncio.get_running_loop()
     loop.set_task_factory(_task)
-    with _copies_leaving(loop), Watchdog(settings.task_lease_sec, partial(worker.report_hung_loop, open_ledger)):
+    with (
+        _exiting_in_forked_copies(loop),
+        Watchdog(settings.task_lease_sec, partial(worker.report_hung_loop, open_ledger)),
+    ):
         yield
 
 
 @contextmanager
-def _copies_leaving(loop: Any) -> Iterator[None]:
-    """A process that a handler forked exits before it would continue the loop, because it shares the loop's
-    connections.
-
-    Multiprocessing and subprocesses are not affected: they never return to the loop.
-    """
+def _exiting_in_forked_copies(loop: Any) -> Iterator[None]:
+    """Let a process that a handler forked exit before it would continue the loop, because it shares the loop's
+    connections. Multiprocessing and subprocesses are not affected: they never return to the loop."""
     is_over = False
 
     def leave() -> None:
@@ -49,15 +49,15 @@ def _copies_leaving(loop: Any) -> Iterator[None]:
 
 
 def print_to_the_log() -> None:
-    """Redirect standard output to the log: handlers and their programs print, and standard output may carry data."""
+    """Redirect standard output to the log: handlers may print, and standard output may carry data."""
     sys.stdout.flush()
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
 
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-    """In asyncio, SystemExit and KeyboardInterrupt in any task end the loop;
-    a task that a handler started must not do that."""
+    """The task factory of the loop. In asyncio, SystemExit and KeyboardInterrupt in any task end the loop; a task that
+    a handler started must not do that."""
     if HANDLING.get(None) is not None:
         coroutine = _contained(coroutine)
     return asyncio.Task(coroutine, loop=loop, **options)

@@ -2,7 +2,7 @@
 
 A child is a runner of handlers and its supervisor, which kills everything that the handler started once the runner has
 ended for any reason (see `supervisor`). A timeout kills it with SIGKILL, because a hung C call reacts to nothing else.
-If the supervisor was itself stopped or killed, it is killed, and the processes it leaves are found by their marker.
+If the supervisor itself was stopped or killed, the worker kills it, and finds the processes that it leaves by a marker.
 
     start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or if it is too large: killed and replaced
                        └──▶ killed       timed out, ignored a stop, died, sent an invalid frame
@@ -34,8 +34,8 @@ from dagmaster.worker.supervisor import ALL_DEAD
 
 START_SECONDS = 60.0
 DEATH_SECONDS = 10.0
-SUPERVISOR_SECONDS = 3.0  # how long a supervisor may take to kill all; it takes milliseconds
-LAST_WORDS_SECONDS = 0.2  # time to read what a process wrote before it ended
+SUPERVISOR_SECONDS = 3.0  # how long a supervisor may take to kill all processes; normally milliseconds
+DRAIN_SECONDS = 0.2  # time to read what a process wrote before it ended
 
 _log = log.get("worker")
 
@@ -130,7 +130,7 @@ class Child:
 
     def end_now(self) -> None:
         """Ask its supervisor to kill it, without waiting. Safe from another thread."""
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the child has ended
             self._lifeline.shutdown(socket.SHUT_WR)
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -157,7 +157,7 @@ class Child:
     async def _close_at_the_end(self) -> None:
         """Close the channel when the child has ended; a forked copy of the runner may still hold it open."""
         await self.process.wait()
-        await asyncio.sleep(LAST_WORDS_SECONDS)
+        await asyncio.sleep(DRAIN_SECONDS)
         self._streams.writer.transport.abort()
 
     async def death(self, memory_mb: int) -> Unavailable:
@@ -166,7 +166,7 @@ class Child:
         return error_of_death(self.process.returncode, self.peak_mb, memory_mb)
 
     def sample_peak(self) -> None:
-        """Record peak memory, in case the process is killed for it."""
+        """Record peak memory, in case the process is killed because of it."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             status = Path(f"/proc/{self.pid}/status").read_text()
             self.peak_mb = round(int(status.split("VmHWM:")[1].split()[0]) / 1024, 1)
@@ -195,7 +195,7 @@ async def _spawn(channel: int, lifeline: int, mark: str) -> asyncio.subprocess.P
 class Pool:
     """Runs plain handlers, each in a child process; starts children when needed and reuses them."""
 
-    slots: int | None = None  # WORKER_PROCESSES
+    slots: int | None = None  # as many as WORKER_PROCESSES
     is_on_this_machine = True
 
     def __init__(self, *, memory_mb: int, recycle_after: int = 100, cancel_grace_seconds: float = 5.0) -> None:

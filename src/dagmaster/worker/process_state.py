@@ -2,8 +2,8 @@
 
 Working directory, umask, environment, import path, standard streams, signal handlers and timers are restored. Changed
 resource limits or priority, removed modules and processes that still run cannot be undone: such a process runs no other
-task. Changes
-that modules make while a handler is imported are kept, because they happen once and apply to all of its tasks.
+task. Changes that modules make while a handler is imported are kept, because they happen once and apply to all of its
+tasks.
 """
 
 import os
@@ -53,8 +53,8 @@ class ProcessState:
         self._processes = _processes()
 
     def restore(self) -> bool:
-        """Restore the saved state. Returns False if something cannot be restored:
-        the process then runs no other task."""
+        """Restore the saved state. Returns False if something cannot be restored: the process then runs no other
+        task."""
         try:
             self._restore()
             return self._is_restored()
@@ -90,9 +90,9 @@ class ProcessState:
 def _limits_and_priority() -> list[object]:
     """Resource limits, priority and CPU affinity. The soft memory limit differs by task and is left out."""
     limits = [resource.getrlimit(kind) for kind in _LIMITS if kind != resource.RLIMIT_DATA]
-    _, most_memory = resource.getrlimit(resource.RLIMIT_DATA)
+    _, max_memory = resource.getrlimit(resource.RLIMIT_DATA)
     affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    return [limits, most_memory, os.getpriority(os.PRIO_PROCESS, 0), affinity]
+    return [limits, max_memory, os.getpriority(os.PRIO_PROCESS, 0), affinity]
 
 
 def _processes() -> set[bytes]:

@@ -1,8 +1,7 @@
-"""From a claimed task to its report: resolve the handler, parse params, run with a deadline, store large outputs,
-classify.
+"""From a claimed task to its report: find the handler, parse params, run with a deadline, store large outputs, classify
+errors.
 
-Whatever a handler does, the result is a report. The worker's catch-all is here and, for plain handlers,
-in `child_main`.
+Whatever a handler does, the result is a report. Exceptions are caught here and, for plain handlers, in `child_main`.
 """
 
 import asyncio
@@ -104,7 +103,7 @@ class Runner:
                 value = await plan.call(context, params)
         except TimeoutError:
             if not deadline.expired():
-                raise  # a timeout of the handler's own
+                raise  # a timeout that the handler itself has set
         if deadline.expired():  # also when the handler ignored its cancellation
             seconds = task.timeout_seconds
             raise TimedOut(f"the handler was stopped after its timeout of {seconds:g} s", timeout_seconds=seconds)
@@ -126,8 +125,8 @@ async def _stored(outcome: Outcome, encoded: Encoded, context: TaskContext) -> O
 
 
 async def _retry_during_outage(call: Callable[[], Awaitable[T]]) -> T:
-    """Retry until the database is available. The lease is renewed meanwhile, so an outage uses up no retry. A stopping
-    worker cancels this."""
+    """Retry until the database is available. The lease is renewed meanwhile, so an outage uses up no retry. A worker
+    that stops cancels this call."""
     seconds, longest = PAUSE_SECONDS
     while True:
         try:

@@ -7,7 +7,7 @@ from dagmaster.observe import traces
 
 def is_traced(task: TaskMessage, traced_children: int) -> bool:
     """Whether a task is traced: its job is, and if it is a child of a fan_out, it is one of the first."""
-    return task.traceparent is not None and traces.is_on() and traces.is_within(task.node_id, traced_children)
+    return task.traceparent is not None and traces.is_on() and traces.is_node_traced(task.node_id, traced_children)
 
 
 def span_of(task: TaskMessage) -> traces.Span:

@@ -39,9 +39,9 @@ EXIT_CODE = 70
 _SAMPLES = 20
 _STDERR = 2
 _INTERRUPT, _RESCUE = 0.5, 0.6  # fractions of the patience; a lease may be a quarter old when the hang begins
-_CHECK = 0.25  # fraction of the patience in CPU time after which a callback that prevents sampling is checked
+_CHECK = 0.25  # CPU time, as a fraction of the patience, after which a callback that prevents sampling is checked
 _SHARE = 4  # a hung loop that gets at least this fraction (1/4) of a CPU is still counted in full
-_STEP = asyncio.Handle._run.__code__
+_RUN_CALLBACK = asyncio.Handle._run.__code__
 
 Rescue = Callable[[TaskContext, HandlerFailed], Coroutine[Any, Any, None]]
 
@@ -102,7 +102,7 @@ class Watchdog:
 
     def _tick(self) -> None:
         self._ticks += 1
-        # The CPU time of all threads counts, so the last resort has twice the patience.
+        # The CPU time of all threads counts, so the second timer has twice the patience.
         self._set_timers(_CHECK * self._patience, 2 * self._patience)
         self._timer = asyncio.get_running_loop().call_later(self._period / 2, self._tick)
 
@@ -113,28 +113,28 @@ class Watchdog:
     # In the thread
 
     def _watch(self) -> None:
-        ticks, step, silent = 0, None, 0.0
+        ticks, callback, silent = 0, None, 0.0
         clock = time.pthread_getcpuclockid(self._thread_id)
         used = time.clock_gettime(clock)
         while not self._over.is_set():
             time.sleep(self._period)
             ticks_before, ticks = ticks, self._ticks
-            step_before, step = step, _step(sys._current_frames().get(self._thread_id))
+            callback_before, callback = callback, _callback_of(sys._current_frames().get(self._thread_id))
             used_before, used = used, time.clock_gettime(clock)
             now = time.monotonic()
-            silent = silent + self._period if ticks == ticks_before and step is step_before else 0.0
+            silent = silent + self._period if ticks == ticks_before and callback is callback_before else 0.0
             # A callback that used the CPU and kept this thread from sampling still runs.
             missed = min(now - self._sampled_at, _SHARE * (used - used_before)) - self._period
             silent += max(0.0, missed)
             self._sampled_at = now
-            self._act(step, silent)
+            self._act(callback, silent)
 
-    def _act(self, step: asyncio.Handle | None, seconds: float) -> None:
+    def _act(self, callback: asyncio.Handle | None, seconds: float) -> None:
         self._stuck = None
-        blocking_task = _handling(step)
-        if step is not None and blocking_task is not None and not self._over.is_set():
+        blocking_task = _handler_context(callback)
+        if callback is not None and blocking_task is not None and not self._over.is_set():
             if seconds > _INTERRUPT * self._patience:
-                self._stuck = (step, seconds)
+                self._stuck = (callback, seconds)
                 signal.pthread_kill(self._thread_id, signal.SIGVTALRM)
             if seconds > _RESCUE * self._patience and self._rescue:
                 self._give_back(self._rescue(blocking_task, _blocked(blocking_task, seconds)))
@@ -159,13 +159,13 @@ class Watchdog:
     # In the callback that hangs
 
     def _interrupt(self, _signal: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code is _STEP:
+        if frame is not None and frame.f_code is _RUN_CALLBACK:
             return  # the callback has just ended
-        step = _step(frame)
-        blocking_task = _handling(step)
+        callback = _callback_of(frame)
+        blocking_task = _handler_context(callback)
         if blocking_task is None:
             return
-        if self._stuck is not None and self._stuck[0] is step:
+        if self._stuck is not None and self._stuck[0] is callback:
             raise Blocked(_blocked(blocking_task, self._stuck[1]))
         seconds = time.monotonic() - self._sampled_at
         if seconds > _INTERRUPT * self._patience:
@@ -173,16 +173,16 @@ class Watchdog:
             raise Blocked(_blocked(blocking_task, seconds))
 
 
-def _step(frame: FrameType | None) -> asyncio.Handle | None:
+def _callback_of(frame: FrameType | None) -> asyncio.Handle | None:
     """The callback that the loop runs, from a frame of its thread. None while it waits."""
     while frame is not None:
-        if frame.f_code is _STEP:
-            step: asyncio.Handle = frame.f_locals["self"]
-            return step
+        if frame.f_code is _RUN_CALLBACK:
+            callback: asyncio.Handle = frame.f_locals["self"]
+            return callback
         frame = frame.f_back
     return None
 
 
-def _handling(step: asyncio.Handle | None) -> TaskContext | None:
+def _handler_context(callback: asyncio.Handle | None) -> TaskContext | None:
     """The context of the handler that a callback belongs to."""
-    return step._context.get(HANDLING) if step is not None else None  # type: ignore[attr-defined]
+    return callback._context.get(HANDLING) if callback is not None else None  # type: ignore[attr-defined]

@@ -96,7 +96,7 @@ class Case:
         node = str(path[1]) if len(path) > 1 and path[0] == "nodes" else None
         return WorkflowProblem(message, *self.document.place(path, key=key), node=node)
 
-    def sound(self, kind: type[_N]) -> Iterator[tuple[str, _N]]:
+    def well_formed(self, kind: type[_N]) -> Iterator[tuple[str, _N]]:
         """The nodes of one kind whose shape is right."""
         for node_id, node in self.workflow.nodes.items():
             if isinstance(node, kind) and node_id not in self.broken:
@@ -295,7 +295,7 @@ def _has_wrong_targets(node: AnyNode, known: Collection[str]) -> bool:
 
 
 def _conditionals(case: Case) -> Iterator[WorkflowProblem]:
-    for node_id, node in case.sound(ConditionalNode):
+    for node_id, node in case.well_formed(ConditionalNode):
         field_form = node.condition_field is not None or bool(node.branches)
         if (node.condition is not None) == field_form:
             yield case.problem(
@@ -336,7 +336,7 @@ def _field_form(case: Case, node_id: str, node: ConditionalNode) -> Iterator[Wor
 
 
 def _branch_targets(case: Case) -> Iterator[WorkflowProblem]:
-    for node_id, node in case.sound(ConditionalNode):
+    for node_id, node in case.well_formed(ConditionalNode):
         for target in graph.targets(node):
             if target in case.waits and node_id not in case.waits[target]:
                 yield case.problem(
@@ -348,19 +348,19 @@ def _branch_targets(case: Case) -> Iterator[WorkflowProblem]:
 
 
 def _fan_outs(case: Case) -> Iterator[WorkflowProblem]:
-    for node_id, node in case.sound(FanOutNode):
+    for node_id, node in case.well_formed(FanOutNode):
         if (node.source is None) == (node.results_of is None):
             yield case.problem("a fan_out has either `source` or `results_of`", "nodes", node_id, key=True)
 
 
 def _results_of(case: Case) -> Iterator[WorkflowProblem]:
-    for node_id, node in case.sound(FanOutNode):
+    for node_id, node in case.well_formed(FanOutNode):
         if node.results_of in case.workflow.nodes:
             yield from _is_fan_out_before(case, node_id, "results_of", str(node.results_of))
 
 
 def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
-    for node_id, node in case.sound(FanInNode):
+    for node_id, node in case.well_formed(FanInNode):
         if node.fan_out:
             if node.fan_out in case.workflow.nodes:
                 yield from _is_fan_out_before(case, node_id, "fan_out", node.fan_out)
@@ -381,13 +381,13 @@ def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Itera
         yield case.problem(f"`{field}` names '{name}', which is not a fan_out", "nodes", node_id, field)
     elif node_id in case.upstream and name not in case.upstream[node_id]:
         yield case.problem(
-            f"`{field}` names '{name}', which is not upstream; let it lead here", "nodes", node_id, field
+            f"`{field}` names '{name}', which is not upstream; let it lead to this node", "nodes", node_id, field
         )
 
 
-def _idle_fan_ins(case: Case) -> Iterator[WorkflowProblem]:
+def _fan_in_fields(case: Case) -> Iterator[WorkflowProblem]:
     work_fields = {"params", "queue", "timeout_seconds", "queue_timeout_seconds", "retry"}
-    for node_id, node in case.sound(FanInNode):
+    for node_id, node in case.well_formed(FanInNode):
         for name in sorted(work_fields & node.model_fields_set if node.handler is None else ()):
             yield case.problem(f"`{name}` requires a `handler` in a fan_in", "nodes", node_id, name, key=True)
         if node.handler is not None and "aggregation" in node.model_fields_set:
@@ -553,7 +553,7 @@ def _foreign_nodes(case: Case, path: Path, compiled: Compiled) -> Iterator[Workf
 
 
 NODE_RULES: tuple[Rule, ...] = (
-    *(_unknown_names, _ids, _starts, _ends, _empty_dependencies, _cycles, _conditionals, _fan_outs, _idle_fan_ins),
+    *(_unknown_names, _ids, _starts, _ends, _empty_dependencies, _cycles, _conditionals, _fan_outs, _fan_in_fields),
     *(_handlers, _queues, _retries, _sizes, _inputs, _templates),
 )
 GRAPH_RULES: tuple[Rule, ...] = (_unreachable, _dead_ends, _branch_targets, _results_of, _fan_ins)

@@ -104,7 +104,8 @@ class DependsOn(_Part):
 
 
 class Work(_Part):
-    """What a worker runs: a handler with its params and limits. None: as registered, or else the default."""
+    """What a worker runs: a handler with its params and limits. None means the value that the handler is registered
+    with, or else the default."""
 
     handler: str
     queue: str | None = None

@@ -1,4 +1,4 @@
-"""A server that answers like the old system, and one that misbehaves, on a port of this machine."""
+"""A server on a local port that responds like the old system, or with a given fault."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ OLD_ID = "038ffc2d537986c903ce8d4c5cec106b26a515d4e0398c9b22b1438c0e78e594"
 
 @dataclass
 class OldServer:
-    """`received` are all requests: method, path, headers, body. `fault` is how it misbehaves."""
+    """`received` has all requests: method, path, headers and body. `fault` is the name of a fault of its responses."""
 
     url: str = ""
     fault: str | None = None
@@ -62,7 +62,7 @@ def old_server(fault: str | None = None) -> Iterator[OldServer]:
             match state.fault:
                 case "slow":
                     time.sleep(1.5)
-                case "drip":  # a byte now and then: no read times out, but the response never ends
+                case "drip":  # a byte every 0.1 s: no single read times out, but the response is not complete in time
                     self._head(200, 1000)
                     for _ in range(15):
                         self.wfile.write(b" ")

@@ -1,4 +1,4 @@
-"""Side by side with the old system: a server that answers like it, and one that misbehaves."""
+"""Operation next to the old system, which a small server imitates, with and without faults."""
 
 import re
 import time
@@ -10,7 +10,7 @@ import structlog
 import dagmaster
 from tests.api.legacy.old_server import OLD_ID, old_server
 from tests.api.serving import api, app_of, ok, served
-from tests.gateway.kit import NO_ONE, bearer, key_of
+from tests.gateway.kit import NO_SERVER, bearer, key_of
 
 pytestmark = pytest.mark.requirement("O4")
 
@@ -21,11 +21,13 @@ async def count_jobs(client) -> int:
     return len((await ok(client.get("/api/v1/jobs")))["items"])
 
 
-async def test_submissions_go_where_their_share_says_and_unknown_jobs_are_asked_for_elsewhere(shared_database):
+async def test_submissions_are_forwarded_by_their_shares_and_unknown_jobs_are_requested_from_the_old_system(
+    shared_database,
+):
     with old_server() as old:
         settings = {"legacy_url": old.url, "legacy_shares": "echo_test=100,hello_world=0", "legacy_key": PLANTED}
         async with api(shared_database, **settings) as client:
-            there = await ok(client.post("/api/jobs/submit/echo_test?resume=true", json={"message": "hi"}))
+            forwarded = await ok(client.post("/api/jobs/submit/echo_test?resume=true", json={"message": "hi"}))
             submitted = await ok(client.post("/api/jobs/submit/hello_world", json={}))
             unlisted = await ok(client.post("/api/jobs/submit/demo", json={}))
             status = await ok(client.get(f"/api/jobs/status/{OLD_ID}"))
@@ -34,7 +36,7 @@ async def test_submissions_go_where_their_share_says_and_unknown_jobs_are_asked_
             unknown = await client.get("/api/jobs/status/0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01")
             own = await ok(client.get(submitted["status_url"]))
 
-    assert (there["job_id"], there["served_by"], there["servedBy"]) == (OLD_ID, "legacy", "legacy")
+    assert (forwarded["job_id"], forwarded["served_by"], forwarded["servedBy"]) == (OLD_ID, "legacy", "legacy")
     assert [answer["served_by"] for answer in (submitted, unlisted, own)] == ["dagmaster"] * 3
     assert (status["jobId"], status["served_by"]) == (OLD_ID, "legacy")
     assert (retried["status"], retried["served_by"]) == ("stage_retry_initiated", "legacy")
@@ -52,7 +54,7 @@ async def test_submissions_go_where_their_share_says_and_unknown_jobs_are_asked_
     assert old.received[0][2]["x-functions-key"] == PLANTED
 
 
-async def test_no_credentials_of_the_caller_are_sent_and_forwarding_needs_the_permission(database):
+async def test_credentials_of_the_caller_are_not_forwarded_and_forwarding_requires_the_permission(database):
     operator, author = [await key_of(database, scope, scope) for scope in ("operator", "author")]
     with old_server() as old:
         async with api(database, auth_enabled=True, legacy_url=old.url, legacy_shares="*=100") as client:
@@ -89,7 +91,7 @@ async def test_no_credentials_of_the_caller_are_sent_and_forwarding_needs_the_pe
         ("unauthorized", 502, "legacy.bad-response"),
     ],
 )
-async def test_an_old_system_that_misbehaves_is_reported_and_nothing_runs_here_instead(
+async def test_a_fault_of_the_old_system_is_reported_and_no_job_runs_on_this_platform_instead(
     shared_database, fault, status, code
 ):
     with old_server(fault) as old:
@@ -108,10 +110,13 @@ async def test_an_old_system_that_misbehaves_is_reported_and_nothing_runs_here_i
         assert PLANTED not in answer.text
     assert seconds < 5
     assert before == after
-    assert old.paths == ["/api/jobs/submit/echo_test", f"/api/jobs/status/{OLD_ID}"]  # each once, no redirect followed
+    assert old.paths == [
+        "/api/jobs/submit/echo_test",
+        f"/api/jobs/status/{OLD_ID}",
+    ]  # one request each, and no redirect is followed
 
 
-async def test_what_json_does_not_have_and_errors_without_json_are_passed_on_readably(shared_database):
+async def test_values_that_json_does_not_have_and_errors_without_json_are_passed_on_in_valid_json(shared_database):
     with old_server("odd numbers") as old:
         async with api(shared_database, legacy_url=old.url) as client:
             odd = await ok(client.get(f"/api/jobs/status/{OLD_ID}"))
@@ -123,7 +128,7 @@ async def test_what_json_does_not_have_and_errors_without_json_are_passed_on_rea
 
 
 async def test_an_old_system_that_is_down_is_reported_and_jobs_of_this_platform_are_not_affected(shared_database):
-    async with api(shared_database, legacy_url=NO_ONE, legacy_shares="echo_test=100") as client:
+    async with api(shared_database, legacy_url=NO_SERVER, legacy_shares="echo_test=100") as client:
         down = await client.post("/api/jobs/submit/echo_test", json={})
         unknown = await client.get(f"/api/jobs/status/{OLD_ID}")
         submitted = await ok(client.post("/api/jobs/submit/hello_world", json={"name": "x"}))
@@ -136,7 +141,7 @@ async def test_an_old_system_that_is_down_is_reported_and_jobs_of_this_platform_
     assert status["status"] == "queued"
 
 
-async def test_an_old_system_that_is_read_only_is_asked_but_not_changed(shared_database):
+async def test_if_the_old_system_is_read_only_reads_are_forwarded_and_changes_are_not(shared_database):
     with old_server() as old:
         old.jobs[OLD_ID] = {}
         settings = {"legacy_url": old.url, "legacy_shares": "*=100", "legacy_read_only": True}
@@ -150,7 +155,7 @@ async def test_an_old_system_that_is_read_only_is_asked_but_not_changed(shared_d
     assert old.paths == [f"/api/jobs/status/{OLD_ID}"]
 
 
-async def test_a_platform_that_takes_itself_for_the_old_system_does_not_call_itself_for_ever(shared_database):
+async def test_a_platform_configured_as_its_own_old_system_does_not_forward_endlessly(shared_database):
     app = app_of(shared_database)
     async with served(app) as server, api(shared_database, legacy_url=server.url, legacy_shares="*=100") as client:
         app.state.services.old_system = client._transport.app.state.services.old_system  # it points to itself
@@ -161,7 +166,7 @@ async def test_a_platform_that_takes_itself_for_the_old_system_does_not_call_its
     assert submitted["status"] == "queued"
 
 
-async def test_who_had_a_request_forwarded_is_logged_without_secrets(shared_database):
+async def test_the_caller_of_a_forwarded_request_is_logged_without_secrets(shared_database):
     with old_server() as old, structlog.testing.capture_logs() as lines:
         settings = {"legacy_url": old.url, "legacy_shares": "*=100", "legacy_key": PLANTED}
         async with api(shared_database, **settings) as client:

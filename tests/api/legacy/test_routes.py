@@ -1,4 +1,4 @@
-"""The old API on jobs that really run, and on assets."""
+"""The API of the old system, with real jobs and with assets."""
 
 import json
 from typing import Any
@@ -54,7 +54,7 @@ _failures: dict[UUID, int] = {}
 
 
 async def fail_at_first(ctx: Any) -> dict[str, str]:
-    """Fails as often as it is asked to, for each job."""
+    """Fails the first `failures` times for each job."""
     _failures[ctx.job_id] = count = _failures.get(ctx.job_id, 0) + 1
     if count <= ctx.params["failures"]:
         raise HandlerFailed("the catalogue is closed")
@@ -65,7 +65,7 @@ HANDLERS = [Registration("fail_at_first", "tests.api.legacy.test_routes:fail_at_
 
 
 def refused_with(answer: Any, status: int, code: str) -> Any:
-    """The problem, with the fields that old clients read."""
+    """The body of a problem response, which must have the fields that old clients read."""
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (status, code), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -125,7 +125,7 @@ async def test_a_job_is_submitted_polled_and_has_a_result_in_the_old_form(databa
     assert page["nextOffset"] == 4
 
 
-async def test_a_failed_job_says_how_to_resume_and_is_resumed_or_retried_by_stage(database):
+async def test_a_failed_job_has_a_hint_for_resuming_and_is_resumed_or_retried_by_stage(database):
     async with engine(database, handlers=HANDLERS) as running:
         running.add(STAGED)
         async with api(database, running) as client:
@@ -174,7 +174,7 @@ async def kit(catalog_database, tmp_path):
         yield opened_kit
 
 
-async def test_a_raster_becomes_a_submission_of_the_platform_legacy(kit: Kit, tmp_path):
+async def test_a_submitted_raster_becomes_a_submission_of_the_platform_legacy(kit: Kit, tmp_path):
     operator = bearer(await key_of(kit.dsn, "old client", "operator"))
     author = bearer(await key_of(kit.dsn, "author", "author"))
     async with api(kit.dsn, auth_enabled=True, storage_folder=tmp_path) as client:
@@ -212,7 +212,7 @@ async def test_a_raster_becomes_a_submission_of_the_platform_legacy(kit: Kit, tm
     assert status["parameters"]["tile_above_mb"] == 1e9
 
 
-async def test_two_files_of_one_old_collection_are_two_datasets(kit: Kit, tmp_path):
+async def test_two_files_of_one_old_collection_become_two_datasets(kit: Kit, tmp_path):
     kit.put("other.tif", b"more pixels")
     async with api(kit.dsn, storage_folder=tmp_path) as client:
         for blob in ("floods.tif", "other.tif"):
@@ -225,7 +225,7 @@ async def test_two_files_of_one_old_collection_are_two_datasets(kit: Kit, tmp_pa
     assert cancelled == []
 
 
-async def test_bad_requests_are_problems_with_the_fields_that_old_clients_read(kit: Kit, tmp_path):
+async def test_responses_to_invalid_requests_have_the_fields_that_old_clients_read(kit: Kit, tmp_path):
     async with api(kit.dsn, storage_folder=tmp_path) as client:
         answers = {
             "workflow.not-found": await client.post("/api/jobs/submit/nothing", json={}),
@@ -256,7 +256,7 @@ async def test_bad_requests_are_problems_with_the_fields_that_old_clients_read(k
     assert "message" not in other.json()
 
 
-async def test_stac_register_manual_takes_the_list_of_tasks_of_a_job(kit: Kit, tmp_path):
+async def test_stac_register_manual_accepts_the_list_of_tasks_of_a_job(kit: Kit, tmp_path):
     job = "0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01"
     tasks = {"job_id": job, "jobId": job, "stage": 2, "count": 0, "tasks": [], "next_offset": None, "nextOffset": None}
     async with api(kit.dsn, storage_folder=tmp_path) as client:

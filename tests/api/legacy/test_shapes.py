@@ -83,7 +83,7 @@ def facts_of(view: JobView) -> shapes.StageFacts:
 
 
 @given(views(), results)
-def test_every_status_is_complete_and_agrees_with_itself(view, result):
+def test_every_status_has_all_fields_and_they_are_consistent(view, result):
     status = shapes.status_shape(
         job_of(view, result), view, facts_of(view), job_type="x", seconds=1.5, updated_at=START
     )
@@ -104,7 +104,7 @@ def test_every_status_is_complete_and_agrees_with_itself(view, result):
 
 
 @given(views(), st.sampled_from(ANSWERS))
-def test_every_answer_to_a_submission_has_its_documented_fields(view, outcome):
+def test_every_response_to_a_submission_has_its_documented_fields(view, outcome):
     stages = shapes.old_stages(view)
     done = tuple(stage.name for stage in stages if stage.is_complete)
     result = SubmissionResult(status=outcome, job_id=JOB_ID, job_status=view.status, completed_stages=done)
@@ -124,7 +124,7 @@ def test_every_answer_to_a_submission_has_its_documented_fields(view, outcome):
 
 
 @given(views(), st.integers(-2, 12))
-def test_a_stage_is_retried_only_if_the_job_failed_and_reached_it(view, number):
+def test_a_stage_can_be_retried_only_if_the_job_is_resumable_and_reached_it(view, number):
     stages = shapes.old_stages(view)
     try:
         chosen = shapes.retried_stage(JOB_ID, view.status, stages, number)

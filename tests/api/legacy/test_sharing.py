@@ -1,4 +1,4 @@
-"""Which submissions are forwarded, and what an old submission becomes."""
+"""Which submissions are forwarded to the old system, and how the other ones are translated."""
 
 import json
 
@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dagmaster.api.legacy.names import OLD_NAMES
-from dagmaster.api.legacy.sharing import Shares, place_of
+from dagmaster.api.legacy.sharing import Shares, bucket_of
 from dagmaster.api.legacy.submission import asset_request, dataset_name, job_request, makes_asset, read_submission
 from dagmaster.dataset_ids import is_dataset_id, is_reserved
 from dagmaster.errors import InvalidRequest
@@ -31,15 +31,15 @@ def submission(job_type="echo_test", body=None, **options):
 
 @pytest.mark.requirement("O4")
 @given(job_types, bodies, st.floats(0, 100), st.floats(0, 100))
-def test_the_same_submission_always_goes_the_same_way(job_type, body, one, other):
+def test_the_same_submission_is_always_sent_to_the_same_system(job_type, body, one, other):
     assume(not {"resume", "force", "force_reprocess"} & body.keys())
     low, high = sorted((one, other))
     first = submission(job_type, body)
     shuffled = dict(reversed(json.loads(json.dumps(body)).items()))
     again = submission(job_type, {**shuffled, "resume": True, "an input that is not sent": None})
 
-    assert place_of(first) == place_of(again)
-    assert 0 <= place_of(first) < 100
+    assert bucket_of(first) == bucket_of(again)
+    assert 0 <= bucket_of(first) < 100
     # With a lower share, submissions only move from the old system to this platform.
     assert Shares({"*": low}).is_forwarded(first) <= Shares({"*": high}).is_forwarded(first)
     assert not Shares({"*": 0.0}).is_forwarded(first)
@@ -47,7 +47,7 @@ def test_the_same_submission_always_goes_the_same_way(job_type, body, one, other
 
 
 @pytest.mark.requirement("O4")
-def test_a_share_is_a_share():
+def test_a_share_of_25_forwards_about_a_quarter_of_the_submissions():
     shares = Shares.read(["echo_test=25"])
 
     forwarded = sum(shares.is_forwarded(submission(body={"number": number})) for number in range(4000))
@@ -70,14 +70,14 @@ def test_an_old_name_and_its_workflow_share_one_percentage():
 @pytest.mark.parametrize(
     "shares", ["x", "x=", "x=101", "x=-1", "x=1e1", "=5", "x=5,x=6", "x=nan", "../x=1", "x=5;y=6", "x=100.01"]
 )
-def test_shares_that_are_none_are_refused_at_the_start(shares):
+def test_invalid_shares_are_refused_at_startup(shares):
     with pytest.raises(InvalidRequest, match="LEGACY_SHARES"):
         load(legacy_shares=shares)
 
 
 @pytest.mark.requirement("O4")
 @pytest.mark.parametrize("url", ["ftp://x", "http://user:pw@x", "http://x?a=1", "x", "http://"])
-def test_an_address_of_the_old_system_that_is_none_is_refused_at_the_start(url):
+def test_an_invalid_url_of_the_old_system_is_refused_at_startup(url):
     with pytest.raises(InvalidRequest, match="LEGACY_URL") as error:
         load(legacy_url=url)
     assert "pw" not in str(error.value)
@@ -88,7 +88,7 @@ names = st.text(min_size=1, max_size=120)
 
 @pytest.mark.requirement("O3")
 @given(st.none() | names, st.none() | names, names | st.lists(names, min_size=1, max_size=3))
-def test_every_source_has_a_valid_name_of_its_own(collection_id, container, blobs):
+def test_every_source_has_a_valid_dataset_name(collection_id, container, blobs):
     name = dataset_name(collection_id, container, blobs)
 
     assert is_dataset_id(name)
@@ -97,7 +97,7 @@ def test_every_source_has_a_valid_name_of_its_own(collection_id, container, blob
 
 
 @pytest.mark.requirement("O3")
-def test_sources_that_differ_have_names_that_differ():
+def test_different_sources_have_different_dataset_names():
     sources = [
         (None, None, "a.tif"),
         (None, None, "A.tif"),
@@ -123,7 +123,7 @@ REFUSALS = ("inputs.invalid", "request.invalid", "request.contradiction")
 
 
 def translated(job_type, body):
-    """The workflow of the submission that a body becomes, or the code of the refusal."""
+    """The workflow of the translated submission, or the code of the error if it is refused."""
     try:
         old = submission(job_type, {"blob_name": "a.tif", "blob_names": ["a.tif"], **body})
         workflow = LIBRARY.get(old.workflow_id)
@@ -142,7 +142,7 @@ def test_any_body_becomes_a_submission_or_is_refused(body):
 
 
 @pytest.mark.requirement("O3")
-def test_which_jobs_become_submissions_of_assets():
+def test_jobs_that_process_rasters_become_submissions_of_assets_and_others_do_not():
     assert {name for name, workflow in LIBRARY.workflows.items() if makes_asset(workflow)} >= {
         "raster_ingest",
         "process_large_raster",

@@ -1,4 +1,4 @@
-"""One running platform with authentication and real data, and one browser that looks at it, for all tests in here."""
+"""One running platform with authentication and real data, and one browser, for all tests of this package."""
 
 import json
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         **dict.fromkeys(("API_PORT", "SERVING_PORT", "GATEWAY_PORT"), "0"),
     }
     cluster = Cluster.at(folder / "data")
-    cluster.remove()  # left by a killed run with the same folder; root's clusters are elsewhere
+    cluster.remove()  # of a killed run with the same folder; for root, clusters are outside of it
     try:
         with up(folder / "data", **variables) as running:
             (admin,) = json.loads(credentials.read_text()).values()
@@ -72,7 +72,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 @dataclass(frozen=True)
 class People:
-    """Keys that may do less than the platform's own, which is an administrator's."""
+    """Keys with fewer permissions than the key of the platform, which has the scope `admin`."""
 
     viewer: str
     author: str
@@ -89,7 +89,7 @@ def people(platform: Platform) -> People:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """`asset` has an approved version and one that waits for review; `other` has one that waits; `job` made it."""
+    """`asset` has an approved version and one to review; `other` has one to review, which `job` processed."""
 
     asset: str
     other: str
@@ -99,7 +99,7 @@ class Catalogue:
 
 @pytest.fixture(scope="package", autouse=True)
 def submitted(platform: Platform, scene: Path) -> list[dict[str, str]]:
-    """The scene, and a raster that is larger. They are processed while tests run that need none of them."""
+    """Submissions of the scene and of a larger raster. They are processed while tests run that do not need them."""
     with rasterio.open(scene) as source:
         profile, pixels = source.profile, source.read()
     platform.bronze.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def submitted(platform: Platform, scene: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="package")
 def approved(platform: Platform, submitted: list[dict[str, str]]) -> Catalogue:
-    """The first version is approved. The second, with red and blue exchanged, is processed meanwhile."""
+    """The first version is approved. The second one, with red and blue exchanged, is still processed."""
     first, other = submitted
     _wait_for(platform, first["job_id"])
     answer = platform.post(f"/api/v1/assets/{first['asset_id']}/versions/0/approve", {"clearance_level": "public"})
@@ -151,7 +151,7 @@ def _submit(platform: Platform, dataset: str, file: str, label: str) -> dict[str
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """For this package: it runs an event loop, and no other test of the process can run one meanwhile."""
+    """Closed after this package: it runs an event loop, so other tests of the process could not start one."""
     expect.set_options(timeout=60_000)
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=ARGUMENTS)
@@ -159,19 +159,19 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-class Looking:
-    """A page, with the messages of its console."""
+class UserPage:
+    """A page of the browser, with the errors that its console reported."""
 
     def __init__(self, context: BrowserContext, platform: Platform) -> None:
         self.page: Page = context.new_page()
         self.platform = platform
         self.complaints: list[str] = []
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("console", self._take)
+        self.page.on("console", self._collect_error)
         self.page.set_default_timeout(60_000)
 
-    def _take(self, message: ConsoleMessage) -> None:
-        """Tiles that a busy map server refuses are requested again by the map; the browser reports each refusal."""
+    def _collect_error(self, message: ConsoleMessage) -> None:
+        """Refused tiles do not count: the map requests tiles again that a busy map server refused."""
         is_refused_tile = "status of 503" in message.text and "/tiles/" in message.location["url"]
         if message.type == "error" and not is_refused_tile:
             self.complaints.append(f"{message.text} {message.location['url']}")
@@ -181,7 +181,7 @@ class Looking:
         return self.page
 
     def move_to(self, path: str) -> Page:
-        """Another page of the same document, as a link inside of the pages opens it."""
+        """Open another page without loading the document again, as a link between pages does."""
         self.page.evaluate(
             """to => {
                 history.pushState(null, "", to);
@@ -194,18 +194,18 @@ class Looking:
 
 
 @pytest.fixture
-def visitor(browser: Browser, platform: Platform) -> Iterator[Looking]:
-    """A visitor who has not signed in."""
+def visitor(browser: Browser, platform: Platform) -> Iterator[UserPage]:
+    """The page of a user who is not signed in."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
     try:
-        yield Looking(context, platform)
+        yield UserPage(context, platform)
     finally:
         context.close()
 
 
 @pytest.fixture
-def looking(visitor: Looking) -> Looking:
-    """An administrator who has signed in."""
+def admin(visitor: UserPage) -> UserPage:
+    """The page of an administrator who is signed in."""
     answer = visitor.page.request.post(f"{visitor.platform.url}/api/v1/session", data={"key": visitor.platform.key})
     assert answer.ok, answer.text()
     return visitor
@@ -213,7 +213,7 @@ def looking(visitor: Looking) -> Looking:
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A colour picture with a red, a green and a blue third, somewhere in Switzerland."""
+    """A raster in Switzerland with three bands: one third of it is red, one green and one blue."""
     path = tmp_path_factory.mktemp("scene") / "thirds.tif"
     pixels = np.zeros((3, 300, 300), np.uint8)
     for band in range(3):

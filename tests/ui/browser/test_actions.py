@@ -1,4 +1,4 @@
-"""People with keys: signing in, what each may do, and decisions on versions and jobs, in a real browser."""
+"""Users with different keys in a real browser: signing in, permissions, and actions on versions and jobs."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.cli.processes import eventually
-from tests.ui.browser.conftest import Catalogue, Looking, People, Platform
+from tests.ui.browser.conftest import Catalogue, People, Platform, UserPage
 
 pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -27,7 +27,7 @@ def _sign_in(page: Page, key: str) -> None:
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-def test_a_key_signs_in_and_out(visitor: Looking, people: People) -> None:
+def test_a_key_signs_in_and_out(visitor: UserPage, people: People) -> None:
     page = visitor.open("/assets?state=published")
     page.get_by_label("API key").fill("dgm_0000000000000000_wrong")
     page.get_by_role("button", name="Sign in with a key").click()
@@ -35,7 +35,7 @@ def test_a_key_signs_in_and_out(visitor: Looking, people: People) -> None:
 
     _sign_in(page, people.viewer)
     expect(page.get_by_role("heading", name="Assets")).to_be_visible()
-    assert page.url.endswith("/ui/assets?state=published"), "the page that was asked for"
+    assert page.url.endswith("/ui/assets?state=published"), "the page that was opened before signing in"
     (cookie,) = page.context.cookies()
     assert cookie["httpOnly"]
     assert people.viewer not in cookie["value"]
@@ -47,15 +47,15 @@ def test_a_key_signs_in_and_out(visitor: Looking, people: People) -> None:
     expect(page.get_by_label("API key")).to_be_visible()
 
 
-def test_a_session_that_has_expired_asks_for_the_key_and_goes_on_at_the_same_page(
-    looking: Looking, platform: Platform
+def test_after_its_session_expired_a_user_signs_in_again_and_continues_at_the_same_page(
+    admin: UserPage, platform: Platform
 ) -> None:
-    page = looking.page
+    page = admin.page
     page.route("**/api/v1/stream*", lambda route: route.abort())
-    looking.open("/jobs?status=completed")
+    admin.open("/jobs?status=completed")
     expect(page.get_by_role("button", name=re.compile("^completed"))).to_have_attribute("aria-pressed", "true")
 
-    page.context.clear_cookies()  # the page itself loads nothing: only its stream is tried again
+    page.context.clear_cookies()  # the page sends no other request: it only tries to open its stream again
     expect(page.get_by_text("Your session has ended")).to_be_visible()
     page.unroute("**/api/v1/stream*")
     _sign_in(page, platform.key)
@@ -68,7 +68,7 @@ def test_a_session_that_has_expired_asks_for_the_key_and_goes_on_at_the_same_pag
 
 
 def _refuse(route: Route) -> None:
-    """Respond as the platform does without a session. No other request of the page is refused before this one."""
+    """Respond to this request as the platform does without a session; the other requests of the page succeed."""
     refused = httpx2.get(route.request.url, timeout=30)
     assert refused.status_code == 401, refused.text
     route.fulfill(status=refused.status_code, headers=dict(refused.headers), body=refused.content)
@@ -76,14 +76,14 @@ def _refuse(route: Route) -> None:
 
 def _changing_buttons(page: Page) -> list[str]:
     changing = re.compile(
-        r"^(Approve|Reject|Clearance|Delete|Unpublish|Cancel|Resume|Save|Withdraw|Pause|Limit|Replay|Add|Run again)\b"
+        r"^(Approve|Reject|Clearance|Delete|Unpublish|Cancel|Resume|Save|Pause|Limit|Replay|Add|Run again)\b"
     )
     names = page.locator("main button, main a.button").all_inner_texts()
     return [name for name in names if changing.match(name.strip())]
 
 
 @pytest.mark.usefixtures("approved")
-def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking, people: People) -> None:
+def test_a_viewer_sees_assets_and_no_action_that_would_be_refused(visitor: UserPage, people: People) -> None:
     page = visitor.open("/")
     _sign_in(page, people.viewer)
     visitor.complaints.clear()
@@ -96,13 +96,15 @@ def test_a_viewer_sees_assets_and_nothing_that_would_be_refused(visitor: Looking
     expect(page.get_by_text("Served now")).to_be_visible()
     assert _changing_buttons(page) == []
     assert page.get_by_role("tab").all_inner_texts() == ["Version"], "history and requests are for reviewers"
-    expect(page.get_by_text("Version 1")).to_have_count(0)  # it waits for a review
+    expect(page.get_by_text("Version 1")).to_have_count(0)  # it is not reviewed yet
     visitor.move_to("/jobs")
     expect(page.get_by_role("heading", name="You do not have access to this page")).to_be_visible()
     assert visitor.complaints == [], "no request is refused either"
 
 
-def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, people: People, platform: Platform) -> None:
+def test_an_author_may_run_workflows_but_not_operate_jobs(
+    visitor: UserPage, people: People, platform: Platform
+) -> None:
     job = platform.post("/api/v1/jobs", {"workflow_id": "hello_world"}).json()["job_id"]
     page = visitor.open("/jobs")
     _sign_in(page, people.author)
@@ -110,7 +112,7 @@ def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, peop
 
     expect(page.get_by_role("row", name=re.compile("hello_world")).first).to_be_visible()
     expect(page.get_by_role("link", name="Run a workflow")).to_be_visible()
-    assert page.get_by_role("checkbox").count() == 0, "nothing can be done with a selection"
+    assert page.get_by_role("checkbox").count() == 0, "an author may do nothing with selected jobs"
     for path, landmark in (
         (f"/jobs/{job}", "Timeline"),
         (f"/jobs/{job}?node=greet", "Attempts"),
@@ -125,8 +127,8 @@ def test_an_author_may_run_workflows_and_not_operate_jobs(visitor: Looking, peop
     assert visitor.complaints == [], "no request is refused either"
 
 
-def test_two_versions_are_compared_on_the_map_and_in_a_table(looking: Looking, catalogue: Catalogue) -> None:
-    page = looking.open(f"/assets/{catalogue.asset}")
+def test_two_versions_are_compared_on_the_map_and_in_a_table(admin: UserPage, catalogue: Catalogue) -> None:
+    page = admin.open(f"/assets/{catalogue.asset}")
     page.get_by_role("link", name="Compare").click()
 
     expect(page.get_by_role("heading", name=re.compile("Compare versions"))).to_be_visible()
@@ -134,17 +136,19 @@ def test_two_versions_are_compared_on_the_map_and_in_a_table(looking: Looking, c
     expect(table).to_contain_text("Version 0")
     expect(table.get_by_role("row").nth(1)).to_be_visible()
     differing = " ".join(table.get_by_role("row").all_inner_texts()).lower()
-    assert "crs" not in differing, "both have the same"
+    assert "crs" not in differing, "both versions have the same CRS"
     assert "statistics" in differing or "mean" in differing, differing
     divider = page.get_by_role("slider")
     before = int(divider.get_attribute("aria-valuenow") or "0")
     divider.press("ArrowLeft")
     expect(divider).to_have_attribute("aria-valuenow", str(before - 2))
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
-def test_texts_of_a_layer_are_edited_and_published(looking: Looking, platform: Platform, catalogue: Catalogue) -> None:
-    page = looking.open(f"/assets/{catalogue.asset}?tab=layer")
+def test_the_texts_of_a_layer_are_edited_and_published(
+    admin: UserPage, platform: Platform, catalogue: Catalogue
+) -> None:
+    page = admin.open(f"/assets/{catalogue.asset}?tab=layer")
     page.get_by_label("Title").fill("Thirds of the valley")
     page.get_by_label("Keywords").fill("red, green , blue")
     page.get_by_role("button", name="Save and publish").click()
@@ -157,48 +161,48 @@ def test_texts_of_a_layer_are_edited_and_published(looking: Looking, platform: P
         True,
     )
     assert "Thirds of the valley" in platform.get("/stac/collections").text
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
 @pytest.fixture
 def paused_queue(platform: Platform) -> Iterator[None]:
-    """Open again after the test: the others share this platform."""
+    """Pauses a queue during the test. Afterwards it is open again, because all tests share this platform."""
     assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": True}).status_code == 200
     yield
     assert platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": False}).status_code == 200
 
 
 @pytest.mark.usefixtures("paused_queue")
-def test_many_jobs_are_cancelled_after_a_preview(looking: Looking, platform: Platform) -> None:
+def test_many_jobs_are_cancelled_after_a_preview(admin: UserPage, platform: Platform) -> None:
     body = {"workflow_id": "paused_work", "definition": PAUSED}
     jobs = [platform.post("/api/v1/jobs", body | {"correlation_id": "bulk"}).json()["job_id"] for _ in range(3)]
     over = platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "correlation_id": "bulk"}).json()["job_id"]
     eventually(lambda: platform.status(over) == "completed", timeout=60)
-    page = looking.open("/jobs")
+    page = admin.open("/jobs")
     for job in (*jobs, over):
         page.get_by_label(f"Select job {job}").check()
     page.get_by_role("button", name="Cancel…").click()
 
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("3 jobs will be cancelled")
-    assert {platform.status(job) for job in jobs} <= {"pending", "running"}, "only a preview"
+    assert {platform.status(job) for job in jobs} <= {"pending", "running"}, "the preview cancels nothing"
     dialog.get_by_label(re.compile("Reason")).fill("not needed")
     dialog.get_by_role("button", name="Cancel 3 jobs").click()
 
     expect(dialog).to_have_count(0)
     eventually(lambda: {platform.status(job) for job in jobs} == {"cancelled"}, timeout=60)
     assert platform.status(over) == "completed"
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
-def test_jobs_and_their_nodes_need_only_the_keyboard(looking: Looking, catalogue: Catalogue) -> None:
-    """Only `keyboard` is used after the page is open."""
-    page, keys = looking.page, looking.page.keyboard
-    looking.open("/jobs?workflow=process_large_raster&status=completed")
+def test_jobs_and_their_nodes_can_be_used_with_the_keyboard_alone(admin: UserPage, catalogue: Catalogue) -> None:
+    """After the page is opened, only `keyboard` is used."""
+    page, keys = admin.page, admin.page.keyboard
+    admin.open("/jobs?workflow=process_large_raster&status=completed")
     table = page.get_by_role("table", name="Jobs")
     expect(table.get_by_role("row").nth(1)).to_be_visible()
     numbers = [row.get_attribute("aria-rowindex") for row in table.get_by_role("row").all()]
-    assert numbers == [str(place + 1) for place in range(len(numbers))], "of the heading and of each job"
+    assert numbers == [str(place + 1) for place in range(len(numbers))], "the header row and each job have a number"
     expect(table).to_have_attribute("aria-rowcount", str(len(numbers)))
 
     _tab_to(page, ".virtual-row a", most=40)
@@ -214,13 +218,15 @@ def test_jobs_and_their_nodes_need_only_the_keyboard(looking: Looking, catalogue
     keys.press("Escape")
     expect(page.locator(".drawer")).to_have_count(0)
     expect(page.locator("[role=tabpanel] button.link").first).to_be_focused()
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
-def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, catalogue: Catalogue) -> None:
-    """Only `keyboard` is used from here on."""
-    page, keys = looking.page, looking.page.keyboard
-    looking.open("/review")
+def test_versions_can_be_reviewed_with_the_keyboard_alone(
+    admin: UserPage, platform: Platform, catalogue: Catalogue
+) -> None:
+    """After the page is opened, only `keyboard` is used."""
+    page, keys = admin.page, admin.page.keyboard
+    admin.open("/review")
     expect(page.locator(".pick-list button[aria-pressed=true]")).to_contain_text("single")
 
     keys.press("j")
@@ -233,7 +239,7 @@ def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, 
     expect(page.locator("dialog [role=alert]")).to_contain_text("This has changed since you opened it")
     keys.press("Escape")
     expect(page.locator("dialog")).to_have_count(0)
-    looking.complaints.clear()  # the browser reports the refused request
+    admin.complaints.clear()  # the browser reports the refused request
 
     _type_a_rejection(page)
     keys.press("Enter")
@@ -250,11 +256,11 @@ def test_a_review_needs_only_the_keyboard(looking: Looking, platform: Platform, 
     assert {each["version_ordinal"]: each["approval_state"] for each in versions}[1] == "approved"
     (rejected,) = platform.get(f"/api/v1/assets/{catalogue.other}").json()["versions"]
     assert rejected["approval_state"] == "rejected"
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
 def _type_a_rejection(page: Page) -> None:
-    """The next key that is pressed sends it."""
+    """Open the dialog and type a reason. The focus is then on the button that sends the rejection."""
     page.keyboard.press("r")
     expect(page.locator("dialog textarea")).to_be_focused()
     page.keyboard.type("the northern half is missing")
@@ -262,7 +268,7 @@ def _type_a_rejection(page: Page) -> None:
 
 
 def _change_meanwhile(page: Page, platform: Platform, asset: str) -> None:
-    """Another user changes the asset, and the queue behind the open dialog shows that."""
+    """Another user changes the asset, and the review queue behind the open dialog is loaded again."""
     with page.expect_response(re.compile("/api/v1/reviews.*limit=50")):
         changed = platform.post(f"/api/v1/assets/{asset}/clear", {"clearance_level": "ouo"})
         assert changed.status_code == 200, changed.text

@@ -1,4 +1,4 @@
-"""What people do with the pages, in a real browser, on a running platform."""
+"""Complete tasks of users, done with the pages in a real browser on a running platform."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import rasterio
 from playwright.sync_api import Page, Route, expect
 
 from tests.cli.processes import eventually
-from tests.ui.browser.conftest import Catalogue, Looking, Platform
+from tests.ui.browser.conftest import Catalogue, Platform, UserPage
 
 pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -38,7 +38,7 @@ nodes:
 
 
 def colours_of(page: Page) -> set[str]:
-    """Which of red, green and blue the map shows, from the pixels of a screenshot."""
+    """The colours among red, green and blue that the map shows, from the pixels of a screenshot."""
     page.locator(".map-canvas[data-drawn]").wait_for()
     picture = page.locator(".map-canvas").screenshot(animations="disabled")
     with rasterio.MemoryFile(picture) as file, file.open() as image:
@@ -48,7 +48,7 @@ def colours_of(page: Page) -> set[str]:
 
 
 def refuse_first_tile(page: Page) -> list[str]:
-    """As a busy map server does. The list has its URL afterwards."""
+    """Respond to the first tile with 503, as a busy map server does. The list then contains its URL."""
     refused: list[str] = []
 
     def respond(route: Route) -> None:
@@ -67,11 +67,11 @@ def served(platform: Platform) -> set[str]:
 
 
 def test_a_dropped_raster_is_processed_previewed_approved_and_shown(
-    looking: Looking, scene: Path, tmp_path: Path
+    admin: UserPage, scene: Path, tmp_path: Path
 ) -> None:
-    before = served(looking.platform)
+    before = served(admin.platform)
     file = shutil.copy(scene, tmp_path / "valley.tif")
-    page = looking.open("/submit")
+    page = admin.open("/submit")
     page.set_input_files("input[type=file]", file)
     expect(page.get_by_text("Chosen: local/valley")).to_be_visible()
     expect(page.get_by_text("The file can be processed: rgb, 3 bands, uint8, EPSG:2056")).to_be_visible()
@@ -83,12 +83,12 @@ def test_a_dropped_raster_is_processed_previewed_approved_and_shown(
     expect(page).to_have_url(re.compile("/ui/jobs/"))
     expect(page.locator(".page-head .state")).to_have_text("completed")
 
-    looking.open("/review")
+    admin.open("/review")
     waiting = page.locator(".pick-list button", has_text="valley")
     waiting.click()
     expect(page.get_by_text("The validation has no findings").or_(page.locator(".findings li").first)).to_be_visible()
     eventually(lambda: colours_of(page) == {"red", "green", "blue"}, timeout=60)
-    assert served(looking.platform) == before, "a preview is not served"
+    assert served(admin.platform) == before, "a preview is not served"
 
     page.keyboard.press("a")
     expect(page.get_by_role("dialog")).to_contain_text("valley")
@@ -96,23 +96,23 @@ def test_a_dropped_raster_is_processed_previewed_approved_and_shown(
     page.get_by_role("dialog").get_by_role("button", name="Approve").click()
     expect(waiting).to_have_count(0)
 
-    looking.move_to("/assets")
+    admin.move_to("/assets")
     refused = refuse_first_tile(page)
     page.get_by_role("link", name=re.compile("valley")).click()
     expect(page.get_by_text("Served now")).to_be_visible()
     eventually(lambda: colours_of(page) == {"red", "green", "blue"}, timeout=60)
-    assert refused, "and it was requested again"
-    assert len(served(looking.platform) - before) == 1
-    assert looking.complaints == []
+    assert refused, "a tile was refused, and requested again"
+    assert len(served(admin.platform) - before) == 1
+    assert admin.complaints == []
 
 
-def test_a_failing_job_is_found_understood_and_resumed(looking: Looking, scene: Path) -> None:
-    answer = looking.platform.post(
+def test_a_failing_job_is_found_understood_and_resumed(admin: UserPage, scene: Path) -> None:
+    answer = admin.platform.post(
         "/api/v1/jobs", {"workflow_id": "late_file", "definition": BROKEN_UNTIL_THE_FILE_IS_THERE}
     )
     assert answer.status_code in (200, 201, 202), answer.text
 
-    page = looking.open("/jobs?status=failed")
+    page = admin.open("/jobs?status=failed")
     page.get_by_role("link", name="late_file").click()
     banner = page.get_by_role("alert")
     expect(banner).to_contain_text("First failure: check")
@@ -121,8 +121,8 @@ def test_a_failing_job_is_found_understood_and_resumed(looking: Looking, scene: 
     expect(page.locator(".drawer").get_by_text("Attempt 1", exact=True)).to_be_visible()
     page.keyboard.press("Escape")
 
-    looking.platform.bronze.mkdir(parents=True, exist_ok=True)
-    shutil.copy(scene, looking.platform.bronze / "late.tif")
+    admin.platform.bronze.mkdir(parents=True, exist_ok=True)
+    shutil.copy(scene, admin.platform.bronze / "late.tif")
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_role("dialog")).to_contain_text("check")
     page.get_by_label(re.compile("Reason")).fill("the file has arrived")
@@ -130,28 +130,26 @@ def test_a_failing_job_is_found_understood_and_resumed(looking: Looking, scene: 
 
     expect(page.locator(".page-head .state")).to_have_text("completed")
     job_id = page.url.rpartition("/")[2].partition("?")[0]
-    states = {
-        node["node_id"]: node["status"] for node in looking.platform.get(f"/api/v1/jobs/{job_id}").json()["nodes"]
-    }
+    states = {node["node_id"]: node["status"] for node in admin.platform.get(f"/api/v1/jobs/{job_id}").json()["nodes"]}
     assert set(states.values()) == {"completed"}
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
-def test_a_file_that_is_no_raster_is_refused_as_soon_as_it_is_chosen(looking: Looking) -> None:
-    looking.platform.bronze.mkdir(parents=True, exist_ok=True)
-    (looking.platform.bronze / "notes.tif").write_bytes(b"no raster" * 100)
+def test_a_file_that_is_not_a_raster_is_refused_as_soon_as_it_is_chosen(admin: UserPage) -> None:
+    admin.platform.bronze.mkdir(parents=True, exist_ok=True)
+    (admin.platform.bronze / "notes.tif").write_bytes(b"no raster" * 100)
 
-    page = looking.open("/submit")
+    page = admin.open("/submit")
     page.get_by_role("button", name=re.compile("^notes.tif")).click()
 
     expect(page.get_by_role("alert")).to_contain_text("The file cannot be processed")
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
-def test_a_cancelled_job_says_which_worker_acknowledged(looking: Looking) -> None:
-    answer = looking.platform.post("/api/v1/jobs", {"workflow_id": "long_sleep", "definition": LONG_SLEEP})
+def test_the_page_of_a_cancelled_job_shows_which_worker_acknowledged(admin: UserPage) -> None:
+    answer = admin.platform.post("/api/v1/jobs", {"workflow_id": "long_sleep", "definition": LONG_SLEEP})
     assert answer.status_code in (200, 201, 202), answer.text
-    page = looking.open(f"/jobs/{answer.json()['job_id']}")
+    page = admin.open(f"/jobs/{answer.json()['job_id']}")
     expect(page.get_by_text("Running 1 task")).to_be_visible()
 
     page.get_by_role("button", name="Cancel").click()
@@ -161,8 +159,10 @@ def test_a_cancelled_job_says_which_worker_acknowledged(looking: Looking) -> Non
     banner = page.get_by_role("status").filter(has_text="Cancelled by")
     expect(banner).to_contain_text("Reason: a mistake")
     expect(banner).to_contain_text(re.compile("nap, attempt 1: worker .* acknowledged after .*, ended after"))
-    expect(page.locator(".page-head .state")).to_have_text(["cancelled"])  # before: running and cancelling
-    assert looking.complaints == []
+    expect(page.locator(".page-head .state")).to_have_text(
+        ["cancelled"]
+    )  # while it was cancelled there were two states, running and cancelling
+    assert admin.complaints == []
 
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
@@ -185,16 +185,16 @@ nodes:
 """
 
 
-def test_hostile_texts_are_shown_as_texts(looking: Looking) -> None:
-    """Error, label, name, input, submitter and ids, on each page that shows them. The error is also long."""
+def test_texts_with_html_are_shown_as_plain_text(admin: UserPage) -> None:
+    """For error, label, name, input, submitter and ids, on each page that shows them. The error is also long."""
     error = HOSTILE + " a long error" * 5000
     body = {"workflow_id": "hostile", "definition": HOSTILE_WORKFLOW, "inputs": {"text": error}}
-    answer = looking.platform.post("/api/v1/jobs", body | {"submitted_by": "</td><b>x", "correlation_id": HOSTILE[:60]})
+    answer = admin.platform.post("/api/v1/jobs", body | {"submitted_by": "</td><b>x", "correlation_id": HOSTILE[:60]})
     assert answer.status_code in (200, 201, 202), answer.text
     job = answer.json()["job_id"]
-    eventually(lambda: looking.platform.status(job) == "failed", timeout=60)
+    eventually(lambda: admin.platform.status(job) == "failed", timeout=60)
 
-    looking.open("/")
+    admin.open("/")
     for path, shown in (
         (f"/jobs/{job}", "main [role=alert]"),
         (f"/jobs/{job}?tab=nodes&parent=each", ".child-row:not(.head)"),
@@ -203,24 +203,24 @@ def test_hostile_texts_are_shown_as_texts(looking: Looking) -> None:
         ("/jobs?workflow=hostile", ".virtual-row"),
         (f"/jobs?q={HOSTILE[:40]}&status=%3Cscript%3E", "main input[type=search]"),
     ):
-        page = looking.move_to(path)
+        page = admin.move_to(path)
         expect(page.locator(shown).first).to_be_visible()
         assert page.locator("img[src=x]").count() == 0, path
         assert page.evaluate("document.documentElement.scrollWidth") <= 1440, path
         assert "owned" not in page.title(), path
-    assert looking.complaints == []
+    assert admin.complaints == []
 
 
-def test_a_lost_connection_is_shown_and_recovers_by_itself(looking: Looking) -> None:
-    page = looking.page
+def test_a_lost_connection_is_shown_and_restored_automatically(admin: UserPage) -> None:
+    page = admin.page
     page.route("**/api/v1/stream*", lambda route: route.abort())
-    looking.open("/jobs")
+    admin.open("/jobs")
 
     expect(page.locator(".connection")).to_contain_text("The connection to the platform was lost")
     page.unroute("**/api/v1/stream*")
 
     expect(page.locator(".connection")).to_have_count(0)
-    answer = looking.platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "inputs": {"name": "after the loss"}})
+    answer = admin.platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "inputs": {"name": "after the loss"}})
     expect(page.get_by_role("row", name=re.compile(f"{answer.json()['job_id'][-6:]}.*"))).to_be_visible()
 
 
@@ -262,7 +262,7 @@ PAGES = [
 ]
 AXE = Path(__file__).parents[3] / "ui/node_modules/axe-core/axe.min.js"
 FIND_VIOLATIONS = """async part => {
-    const root = document.documentElement, chosen = root.dataset.theme, found = [];
+    const root = document.documentElement, chosen = root.dataset.theme, violations = [];
     const rules = {
         light: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"],
         dark: {type: "rule", values: ["color-contrast"]},  // the others do not depend on the theme
@@ -270,20 +270,20 @@ FIND_VIOLATIONS = """async part => {
     for (const [theme, runOnly] of Object.entries(rules)) {
         root.dataset.theme = theme;
         const result = await axe.run(part, {runOnly, resultTypes: ["violations"], preload: false});
-        found.push(...result.violations.map(each => `${theme} ${each.id}: ${each.nodes[0].html.slice(0, 160)}`));
+        violations.push(...result.violations.map(each => `${theme} ${each.id}: ${each.nodes[0].html.slice(0, 160)}`));
     }
     root.dataset.theme = chosen;
-    return found;
+    return violations;
 }"""
 PHONE = {"width": 390, "height": 844}
 DESK = {"width": 1440, "height": 900}
 
 
 def problems_of(page: Page, part: str = "html") -> list[str]:
-    """What axe finds in both themes in a part of the page, and whether the page is wider than a phone."""
+    """What axe finds in a part of the page in both themes, and a problem if the page is wider than a phone."""
     expect(page.locator("h1, h2, [role=alert]").first).to_be_visible()
     expect(page.locator(".skeleton")).to_have_count(0)
-    if page.viewport_size == PHONE:  # as the page before has left it
+    if page.viewport_size == PHONE:  # the size that the previous page ended with comes first, to resize less often
         return _too_wide(page) + _violations(page, part)
     return _violations(page, part) + _too_wide(page)
 
@@ -304,16 +304,16 @@ def _too_wide(page: Page) -> list[str]:
     return [f"{width} pixels wide on a phone"] if width > PHONE["width"] else []
 
 
-def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(looking: Looking, catalogue: Catalogue) -> None:
-    looking.open("/")
+def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(admin: UserPage, catalogue: Catalogue) -> None:
+    admin.open("/")
     problems = []
     for place, path in enumerate(PAGES):
-        page = looking.move_to(path.format(job=catalogue.job, asset=catalogue.asset))
-        # What surrounds the pages is the same for all of them.
+        page = admin.move_to(path.format(job=catalogue.job, asset=catalogue.asset))
+        # The frame around the pages is the same for all of them and is checked once.
         problems += [f"{path} {each}" for each in problems_of(page, "main" if place else "html")]
 
     assert not problems, "\n".join(problems)
 
 
-def test_the_page_to_sign_in_is_accessible_in_both_themes_and_fits_a_phone(visitor: Looking) -> None:
+def test_the_sign_in_page_is_accessible_in_both_themes_and_fits_a_phone(visitor: UserPage) -> None:
     assert problems_of(visitor.open("/jobs")) == []

@@ -1,8 +1,8 @@
 /**
  * Requests to the API, typed by its OpenAPI document.
  *
- * A response that is no success becomes an `ApiProblem`, with the problem details of the server. Requests that change
- * something carry the CSRF token of the session.
+ * An error response is thrown as an `ApiProblem` with the problem details of the server. Requests that change something
+ * carry the CSRF token of the session.
  */
 import type { components, paths } from "./schema";
 
@@ -38,7 +38,7 @@ export interface FieldMistake {
   column?: number | null;
 }
 
-/** What the server, or the connection to it, refused. `status` is 0 if there was no response. */
+/** A request that failed. `status` is the HTTP status, or 0 if there was no response. */
 export class ApiProblem extends Error {
   constructor(
     readonly status: number,
@@ -58,7 +58,7 @@ export class ApiProblem extends Error {
   }
 }
 
-/** Whether the platform could not be reached: the request is repeated when it can be. */
+/** Whether the platform could not be reached. Views load their data again when the connection is back. */
 export function isConnectionLoss(problem: Error | null): boolean {
   return problem instanceof ApiProblem && problem.isConnectionLoss;
 }
@@ -66,7 +66,7 @@ export function isConnectionLoss(problem: Error | null): boolean {
 let csrfToken: string | null = null;
 let onSignedOut: () => void = () => {};
 
-/** Called by `session`: the token of the present session, and what happens when it has ended. */
+/** Called by `session`: sets the CSRF token of the current session, and the function that is called after a 401. */
 export function configure(token: string | null, signedOut: () => void): void {
   csrfToken = token;
   onSignedOut = signedOut;
@@ -96,7 +96,7 @@ async function send<M extends Method, P extends Path>(
   const headers: Record<string, string> = { Accept: "application/json", ...options.headers };
   if (options.body !== undefined) headers["Content-Type"] = "application/json";
   if (method !== "get") Object.assign(headers, csrfHeaders());
-  const response = await fetched(urlOf(template, options.path, options.query ?? {}), {
+  const response = await fetchResponse(urlOf(template, options.path, options.query ?? {}), {
     method: method.toUpperCase(),
     headers,
     body: options.body === undefined ? null : JSON.stringify(options.body),
@@ -108,8 +108,8 @@ async function send<M extends Method, P extends Path>(
   return { data: (text ? JSON.parse(text) : null) as ResponseOf<M, P>, etag: response.headers.get("ETag") };
 }
 
-export async function fetched(url: string, init: RequestInit): Promise<Response> {
-  const onRefused = onSignedOut; // of the session that sends the request
+export async function fetchResponse(url: string, init: RequestInit): Promise<Response> {
+  const onRefused = onSignedOut; // another session may have started when the response arrives
   try {
     const response = await fetch(url, init);
     if (response.status === 401) onRefused();

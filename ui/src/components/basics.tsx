@@ -18,7 +18,7 @@ export function Time({ at, empty = "–" }: { at: string | null | undefined; emp
   );
 }
 
-/** How long something took, or takes so far. */
+/** How long something took, or has taken so far. */
 export function Elapsed({ from, to }: { from: string | null | undefined; to: string | null | undefined }) {
   if (!from) return <span class="muted">–</span>;
   if (to) return <>{duration(secondsBetween(from, to, 0))}</>;
@@ -146,7 +146,7 @@ export function ProblemView({ problem, onRetry }: { problem: Error; onRetry?: ()
   );
 }
 
-/** The data of a resource; until it is there, a skeleton; instead of it, the problem. */
+/** Shows the data of a resource: a skeleton until it is loaded, and the problem if it cannot be loaded. */
 export function Loaded<T>(props: {
   resource: Resource<T>;
   lines?: number;
@@ -169,13 +169,13 @@ export interface Tab {
   content: () => ComponentChildren;
 }
 
-/** Tabs whose choice is in the address. */
+/** Tabs; the selected one is a query parameter of the URL. */
 export function Tabs({ tabs, name = "tab", label }: { tabs: Tab[]; name?: string; label: string }) {
   const wanted = query.value.get(name);
   const chosen = tabs.find((tab) => tab.id === wanted) ?? tabs[0];
   const prefix = useId();
   const list = useRef<HTMLDivElement>(null);
-  // Narrow screens show a part of the tabs.
+  // Narrow screens show only some of the tabs: scroll to the selected one.
   useLayoutEffect(() => {
     const tab = list.current?.querySelector<HTMLElement>("[aria-selected=true]");
     if (list.current && tab)
@@ -223,7 +223,7 @@ export function Dialog(props: { title: string; onClose: () => void; children: Co
   useEffect(() => {
     const before = document.activeElement as HTMLElement | null;
     ref.current?.showModal();
-    // What is to be filled in comes before the button that closes.
+    // The first field gets the focus, not the button that closes the dialog.
     ref.current?.querySelector<HTMLElement>("textarea, select, input:not([type=checkbox])")?.focus();
     return () => before?.focus?.();
   }, []);
@@ -251,7 +251,7 @@ export function Dialog(props: { title: string; onClose: () => void; children: Co
   );
 }
 
-/** Asks once before something is changed, with a reason for the history, and shows why it was refused. */
+/** Asks for confirmation of a change and, if wanted, for its reason. Shows the problem if the change is refused. */
 export function Confirm(props: {
   title: string;
   action: string;
@@ -262,7 +262,7 @@ export function Confirm(props: {
   /** False if `onConfirm` closes the dialog itself. */
   closesWhenDone?: boolean;
   onConfirm: (reason: string) => Promise<void>;
-  /** Called if what is decided on has changed: the page behind the dialog loads it again. */
+  /** Called if the change was refused because the ETag is outdated: the page behind the dialog loads its data again. */
   onOutdated?: () => void;
   onClose: () => void;
 }) {
@@ -409,7 +409,7 @@ export function SearchBox(props: { label: string; value: string; onChange: (valu
   );
 }
 
-/** Rows that open a page: the whole row reacts to the mouse, its link to the keyboard. */
+/** For rows that open a page: a click anywhere in the row opens it. For the keyboard, the row contains a link. */
 export function openRow(to: string) {
   return (event: MouseEvent) => {
     const target = event.target as Element;

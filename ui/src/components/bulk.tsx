@@ -1,4 +1,4 @@
-/** Cancel, resume or retry many jobs: what would happen is shown before it does. */
+/** Cancel, resume or retry many jobs, after a preview of the effects. */
 import { useEffect, useState } from "preact/hooks";
 import { api, type ResponseOf } from "../api/client";
 import { plural, shortId } from "../format";
@@ -80,12 +80,12 @@ export function BulkDialog(props: { action: BulkAction; jobIds: string[]; onClos
 }
 
 function Preview({ result, action }: { result: Result; action: BulkAction }) {
-  const again = result.results.reduce((sum, each) => sum + each.nodes.length, 0);
+  const rerunNodes = result.results.reduce((sum, each) => sum + each.nodes.length, 0);
   return (
     <div class="stack tight">
       <p>
         <strong>{plural(result.accepted, "job")}</strong> will be {WORDS[action].done}
-        {action !== "cancel" && again > 0 && `; ${plural(again, "node")} will run again`}.
+        {action !== "cancel" && rerunNodes > 0 && `; ${plural(rerunNodes, "node")} will run again`}.
         {result.refused > 0 && ` ${plural(result.refused, "job")} cannot be ${WORDS[action].done}.`}
         {result.unchanged > 0 && ` ${plural(result.unchanged, "job")} will not change.`}
       </p>

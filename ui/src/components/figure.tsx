@@ -1,4 +1,4 @@
-/** One number that matters, with what it is. */
+/** One important number with its label. */
 export function Figure({ label, value }: { label: string; value: string }) {
   return (
     <div class="card figure">

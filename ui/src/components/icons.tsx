@@ -1,4 +1,4 @@
-/** Icons of 16 pixels, drawn with lines. They are decoration: words stand beside them, or a label names the control. */
+/** Icons of 16 pixels, drawn with lines. They are decoration: a text next to them or a label names the control. */
 const SHAPES = {
   jobs: "M2.5 4h11M2.5 8h11M2.5 12h7",
   assets: "M8 1.8 14 5 8 8.2 2 5zM2.2 8 8 11.1 13.8 8M2.2 11 8 14.1 13.8 11",

@@ -216,9 +216,9 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
                 type="button"
                 class="button danger"
                 disabled={isBusy}
-                onClick={() => act(() => command("metadata.unpublish"), "The layer is withdrawn")}
+                onClick={() => act(() => command("metadata.unpublish"), "The layer is unpublished")}
               >
-                Withdraw
+                Unpublish
               </button>
             )}
           </div>
@@ -230,7 +230,7 @@ function Editor({ asset, layer, onChanged }: { asset: Schemas["AssetInfo"]; laye
               Changed by {layer.updated_by}, <Time at={layer.updated_at} />
             </>
           ) : (
-            "Not edited yet: the texts from the data are used."
+            "Not edited yet: the texts that came with the data are shown."
           )}
         </p>
       </form>

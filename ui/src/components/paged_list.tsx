@@ -1,4 +1,4 @@
-/** The items of a paged list, with its problem, its emptiness and the button for more. */
+/** The items of a paged list, or a text if there are none; problems of loading, and a button that loads more. */
 import type { ComponentChildren } from "preact";
 import type { Paged } from "../paged";
 import { ProblemView, Skeleton } from "./basics";

@@ -1,4 +1,4 @@
-/** Approve, reject, clear and withdraw: the dialogs that the asset page and the review queue share. */
+/** The dialogs that approve, reject, clear, unpublish and delete. The asset page and the review queue share them. */
 import { useId, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { useResource } from "../data";
@@ -11,7 +11,7 @@ type Asset = Pick<Schemas["AssetInfo"], "asset_id" | "etag" | "dataset_id"> & {
   clearance_state: Clearance | "unknown";
 };
 
-export interface Decided {
+export interface ReviewTarget {
   asset: Asset;
   version: number;
   revision: number;
@@ -25,20 +25,20 @@ function headers(asset: Asset): Record<string, string> {
   return asset.etag ? { "If-Match": asset.etag } : {};
 }
 
-const BEFORE: Record<string, string> = {
+const KEEP_LABELS: Record<string, string> = {
   ouo: "Keep: official use only",
   public: "Keep: public",
   unknown: "Keep the current clearance",
 };
 
-export function ApproveDialog(props: { decided: Decided; onClose: () => void; onDone: () => void }) {
-  const { asset, version, revision } = props.decided;
-  const known = useResource(
+export function ApproveDialog(props: { target: ReviewTarget; onClose: () => void; onDone: () => void }) {
+  const { asset, version, revision } = props.target;
+  const current = useResource(
     `clearance:${asset.asset_id}`,
     (signal) => api.get("/api/v1/assets/{asset_id}", { path: { asset_id: asset.asset_id }, signal }),
     { enabled: asset.clearance_state === "unknown" },
   );
-  const before = known.data?.clearance_state ?? asset.clearance_state;
+  const before = current.data?.clearance_state ?? asset.clearance_state;
   const isCleared = before !== "uncleared";
   const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
   const id = useId();
@@ -72,7 +72,7 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
           value={clearance}
           onChange={(event) => setClearance(event.currentTarget.value as "ouo" | "public" | "")}
         >
-          <option value="">{BEFORE[before] ?? "Choose…"}</option>
+          <option value="">{KEEP_LABELS[before] ?? "Choose…"}</option>
           <option value="ouo">Official use only: internal users</option>
           <option value="public">Public: everyone; the version is also exported</option>
         </select>
@@ -81,8 +81,8 @@ export function ApproveDialog(props: { decided: Decided; onClose: () => void; on
   );
 }
 
-export function RejectDialog(props: { decided: Decided; onClose: () => void; onDone: () => void }) {
-  const { asset, version, revision } = props.decided;
+export function RejectDialog(props: { target: ReviewTarget; onClose: () => void; onDone: () => void }) {
+  const { asset, version, revision } = props.target;
   return (
     <Confirm
       title={`Reject ${nameOf(asset)}`}

@@ -1,4 +1,4 @@
-/** A form made from a JSON schema of a workflow's or a command's inputs. Errors of the server stand beside their fields. */
+/** A form for the JSON schema of a workflow's or a command's inputs. Errors of the server are shown at their fields. */
 import { useId } from "preact/hooks";
 import type { FieldMistake } from "../api/client";
 
@@ -20,7 +20,7 @@ export interface ObjectSchema {
   required?: string[];
 }
 
-/** What people typed, as text; empty is "not given". */
+/** What the user typed, as text by field; an empty text means that the field has no value. */
 export type Entries = Record<string, string>;
 
 export function typeOf(schema: FieldSchema): string {
@@ -33,7 +33,7 @@ export interface Parsed {
   errors: Record<string, string>;
 }
 
-/** The values of the entries, or why one is not of its type. Fields without an entry are left out. */
+/** The values of the entries, and an error for each entry of a wrong type. Empty fields are left out. */
 export function parse(schema: ObjectSchema, entries: Entries): Parsed {
   const values: Record<string, unknown> = {};
   const errors: Record<string, string> = {};
@@ -92,7 +92,7 @@ export function SchemaForm(props: {
     ([a], [b]) =>
       Number(props.schema.required?.includes(b) ?? false) - Number(props.schema.required?.includes(a) ?? false),
   );
-  if (ordered.length === 0) return <p class="muted">No inputs are required.</p>;
+  if (ordered.length === 0) return <p class="muted">There are no inputs.</p>;
   return (
     <div class="schema-form">
       {ordered.map(([name, field]) => (
@@ -121,19 +121,19 @@ function Field(props: {
   const { name, field, value, error } = props;
   const id = useId();
   const type = typeOf(field);
-  const standard = field.default === undefined || field.default === null ? "" : JSON.stringify(field.default);
-  const described =
+  const defaultJson = field.default === undefined || field.default === null ? "" : JSON.stringify(field.default);
+  const describedBy =
     [field.description ? `${id}-hint` : "", error ? `${id}-error` : ""].filter(Boolean).join(" ") || undefined;
   const common = {
     id,
     class: "input",
     name,
     "aria-invalid": Boolean(error),
-    "aria-describedby": described,
+    "aria-describedby": describedBy,
     required: props.isRequired,
   };
   const choices = field.enum ?? field.anyOf?.find((each) => each.enum)?.enum;
-  const standardText = standard ? `Default: ${standard.replace(/^"|"$/g, "")}` : "Not set";
+  const defaultLabel = defaultJson ? `Default: ${defaultJson.replace(/^"|"$/g, "")}` : "Not set";
   return (
     <div class="field">
       <label for={id}>
@@ -142,7 +142,7 @@ function Field(props: {
       </label>
       {choices ? (
         <select {...common} value={value} onChange={(event) => props.onChange(event.currentTarget.value)}>
-          <option value="">{standardText}</option>
+          <option value="">{defaultLabel}</option>
           {choices.map((choice) => (
             <option key={String(choice)} value={String(choice)}>
               {String(choice)}
@@ -151,7 +151,7 @@ function Field(props: {
         </select>
       ) : type === "boolean" ? (
         <select {...common} value={value} onChange={(event) => props.onChange(event.currentTarget.value)}>
-          <option value="">{standardText}</option>
+          <option value="">{defaultLabel}</option>
           <option value="true">yes</option>
           <option value="false">no</option>
         </select>
@@ -160,7 +160,7 @@ function Field(props: {
           {...common}
           class="input mono"
           rows={3}
-          placeholder={standard || (type === "array" ? "[]" : "{}")}
+          placeholder={defaultJson || (type === "array" ? "[]" : "{}")}
           value={value}
           onInput={(event) => props.onChange(event.currentTarget.value)}
         />
@@ -170,7 +170,7 @@ function Field(props: {
           type="text"
           inputMode={type === "integer" ? "numeric" : type === "number" ? "decimal" : "text"}
           list={undefined}
-          placeholder={standard ? standardText : undefined}
+          placeholder={defaultJson ? defaultLabel : undefined}
           maxLength={field.maxLength}
           value={value}
           onInput={(event) => props.onChange(event.currentTarget.value)}

@@ -1,4 +1,4 @@
-/** What the state of a version is in one word, and which of its revisions is the newest. Pure. */
+/** The state of a version as one word, and its newest revision. Pure. */
 import type { Schemas } from "../api/client";
 
 type Version = Schemas["VersionInfo"];

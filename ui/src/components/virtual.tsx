@@ -1,33 +1,34 @@
 /**
- * A long list of which only the visible rows exist. Rows have one height, so that scrolling measures nothing.
+ * A long list of which only the visible rows are in the document. All rows have the same height, so that nothing has to
+ * be measured while scrolling.
  *
- * The number of rows in the document stays the same: a row that leaves the screen is filled with the one that enters
- * it, and keeps its place in the document meanwhile. Each row has its own position, so those that stay on the screen are
- * neither laid out nor painted again. When scrolling has ended, a few rows at a time are put into their order, in which
- * the keyboard and screen readers find them.
+ * The document has a fixed number of elements for rows, the slots. The slot of a row that leaves the screen is used for
+ * the row that enters it, and is not moved in the document while the list is scrolled. Slots are positioned absolutely,
+ * so those that stay on the screen are neither laid out nor painted again. When scrolling has ended, the slots are
+ * moved, a few at a time, into the order of their rows, because the keyboard and screen readers follow the document.
  */
 import type { ComponentChildren } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 const OVERSCAN = 8;
-const REST_MS = 300;
-const STEP_MS = 40;
+const REORDER_DELAY_MS = 300;
+const REORDER_INTERVAL_MS = 40;
 const MOVED_AT_ONCE = 4;
 
-/** As many rows at every position, if there are as many. */
+/** The first row to show, and the one after the last. Their number is the same everywhere, if there are enough rows. */
 export function visibleRange(top: number, height: number, rowHeight: number, count: number): [number, number] {
   const shown = Math.min(count, Math.ceil(height / rowHeight) + 1 + 2 * OVERSCAN);
   const first = Math.min(Math.max(0, Math.floor(top / rowHeight) - OVERSCAN), count - shown);
   return [first, first + shown];
 }
 
-/** The row that a slot shows: each of `count` slots has one of as many rows from the first one on. */
+/** The row that a slot shows: the `count` slots show the `count` rows from `first` on, one each. */
 export function indexOf(slot: number, first: number, count: number): number {
   return first + ((((slot - first) % count) + count) % count);
 }
 
-/** The slots of the document one step nearer to the order of their rows, which is a rotation of theirs. */
-export function nearerOrder(order: readonly number[], first: number): number[] {
+/** The slots after one step towards the order of their rows, which is a rotation of their order in the document. */
+export function stepTowardsRowOrder(order: readonly number[], first: number): number[] {
   const ahead = order.indexOf(first % Math.max(1, order.length));
   if (ahead <= 0) return [...order];
   const behind = order.length - ahead;
@@ -39,11 +40,11 @@ export function VirtualList(props: {
   count: number;
   rowHeight: number;
   label: string;
-  /** A row of its own, with `aria-rowindex` 1. */
+  /** The header row, with `aria-rowindex` 1. */
   head?: ComponentChildren;
-  /** Whether further rows are loaded when the list is read on. */
+  /** Whether more rows will be loaded when the user scrolls near the end. */
   hasMore?: boolean;
-  /** The cells of a row, without a key and without a state of its own: it is used for another index when the list is scrolled. */
+  /** The cells of a row. They must have no key and no state: scrolling uses the same elements for another index. */
   row: (index: number) => ComponentChildren;
   onNearEnd?: () => void;
   foot?: ComponentChildren;
@@ -108,7 +109,7 @@ export function VirtualList(props: {
   );
 }
 
-/** The slots in the order of the document: as they are while the list is scrolled, in order when it rests. */
+/** The slots in the order of the document: unchanged while the list is scrolled, then moved to the order of the rows. */
 function useOrder(first: number, shown: number): number[] {
   const order = useRef<number[]>([]);
   const focused = useRef<HTMLElement | null>(null);
@@ -119,15 +120,15 @@ function useOrder(first: number, shown: number): number[] {
     let timer: ReturnType<typeof setTimeout> | undefined;
     const step = () => {
       if (shown === 0 || order.current[0] === first % shown) return;
-      order.current = nearerOrder(order.current, first);
+      order.current = stepTowardsRowOrder(order.current, first);
       focused.current = document.activeElement as HTMLElement | null;
       render((count) => count + 1);
-      timer = setTimeout(step, STEP_MS);
+      timer = setTimeout(step, REORDER_INTERVAL_MS);
     };
-    timer = setTimeout(step, REST_MS);
+    timer = setTimeout(step, REORDER_DELAY_MS);
     return () => clearTimeout(timer);
   }, [first, shown]);
-  // A row that is put elsewhere in the document loses the focus.
+  // An element that is moved in the document loses the focus, so it is given back.
   useLayoutEffect(() => {
     if (focused.current?.isConnected && document.activeElement === document.body)
       focused.current.focus({ preventScroll: true });
@@ -136,7 +137,7 @@ function useOrder(first: number, shown: number): number[] {
   return order.current;
 }
 
-/** The list gets the focus of a row that leaves the screen: otherwise the keys would no longer scroll it. */
+/** Moves the focus from a row that leaves the screen to the list: otherwise the keys would no longer scroll it. */
 function keepFocus(box: HTMLElement, [first, last]: [number, number]): void {
   const focused = document.activeElement;
   if (!focused || focused === box || !box.contains(focused)) return;

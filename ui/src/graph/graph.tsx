@@ -44,10 +44,10 @@ export function Graph(props: {
   label: string;
 }) {
   const shape = JSON.stringify([props.nodes.map((node) => [node.id, node.type]), props.edges]);
-  const isDown = useNarrow();
+  const isVertical = useNarrow();
   const placed = useMemo(
     () =>
-      (isDown ? layoutDown : layout)({
+      (isVertical ? layoutDown : layout)({
         nodes: props.nodes.map((node) => ({
           id: node.id,
           width: isSmall(node) ? SMALL : WIDTH,
@@ -55,7 +55,7 @@ export function Graph(props: {
         })),
         edges: props.edges,
       }),
-    [shape, isDown],
+    [shape, isVertical],
   );
   const { ref, scale } = useScale(placed.width + 2);
   const states = new Map(props.nodes.map((node) => [node.id, node.state]));
@@ -77,7 +77,7 @@ export function Graph(props: {
             return (
               <path
                 key={`${edge.source}>${edge.target}`}
-                d={(isDown ? curveDown : curve)(from, to)}
+                d={(isVertical ? curveDown : curve)(from, to)}
                 class={`edge${isPassed ? " passed" : ""}${states.get(edge.target) === "skipped" ? " skipped" : ""}`}
               />
             );
@@ -102,7 +102,7 @@ export function Graph(props: {
   );
 }
 
-/** Whether the screen is narrower than a graph from left to right would need. */
+/** Whether the screen is too narrow for a graph from left to right. */
 function useNarrow(): boolean {
   const [media] = useState(() => globalThis.matchMedia("(max-width: 700px)"));
   const [isNarrow, setNarrow] = useState(media.matches);

@@ -1,8 +1,8 @@
 /**
  * Places the nodes of a workflow in layers from left to right, or on narrow screens from top to bottom.
  *
- * The layer of a node is the longest path to it. Within a layer, nodes are ordered by the mean place of their
- * neighbours, in a few sweeps, which keeps edges from crossing. Pure: the same graph gives the same picture.
+ * The layer of a node is the length of the longest path to it. Within a layer, nodes are ordered by the mean position
+ * of their neighbours, in a few sweeps, so that fewer edges cross. Pure: the same graph gives the same picture.
  */
 export interface GraphInput {
   nodes: readonly { id: string; width: number; height: number }[];
@@ -34,7 +34,7 @@ export function layersOf(input: GraphInput): Map<string, number> {
   const depth = (id: string, above: ReadonlySet<string>): number => {
     const known = layers.get(id);
     if (known !== undefined) return known;
-    if (above.has(id)) return 0; // a cycle; the loader refuses those, a picture must not hang on one
+    if (above.has(id)) return 0; // a cycle: the loader refuses them, but drawing must end all the same
     const next = new Set(above).add(id);
     const layer = Math.max(-1, ...(incoming.get(id) ?? []).map((source) => depth(source, next))) + 1;
     layers.set(id, layer);
@@ -94,7 +94,7 @@ function place(input: GraphInput, layers: string[][], before: Map<string, string
   let x = 0;
   for (const [index, layer] of layers.entries()) {
     const width = Math.max(0, ...layer.map((id) => size.get(id)?.width ?? 0));
-    // Each node wants to stand beside those before it; what is above pushes it down.
+    // Each node is placed at the height of its predecessors, or lower if the nodes above it need the room.
     let free = 0;
     const spare = height - (heights[index] ?? 0);
     let heightLeft = heights[index] ?? 0;

@@ -1,4 +1,4 @@
-/** The background of the maps: lines of longitude and latitude. It is generated, so no server is asked for it. Pure. */
+/** The background of the maps: lines of longitude and latitude, generated without a request to a server. Pure. */
 
 const STEPS = [30, 10, 5, 2, 1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01];
 

@@ -1,4 +1,4 @@
-/** The range of values that the colours cover, on top of how often each value occurs. */
+/** Sliders for the range of values that the colours cover, below a histogram of the values. */
 import { useEffect, useState } from "preact/hooks";
 import { measure } from "../format";
 

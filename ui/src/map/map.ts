@@ -13,7 +13,10 @@ function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim() || "#888888";
 }
 
-/** Maps to which layers can be added. `map.loaded()` is also false while tiles are loaded, and `load` fires once. */
+/**
+ * Maps whose `load` event has fired, so that layers can be added. The event fires once, and `map.loaded()` is also
+ * false while tiles are loaded.
+ */
 const loaded = new WeakSet<RasterMap>();
 
 function whenLoaded(map: RasterMap, work: () => void): void {
@@ -21,17 +24,17 @@ function whenLoaded(map: RasterMap, work: () => void): void {
   else map.once("load", work);
 }
 
-const REPEATED = "repeated://";
-const REPEATED_STATUSES = new Set([429, 502, 503, 504]);
-const MAX_REPEATS = 5;
+const RETRY_SCHEME = "retry://";
+const RETRIED_STATUSES = new Set([429, 502, 503, 504]);
+const MAX_RETRIES = 5;
 
-/** Tiles that a busy server refuses are requested again: a map that nobody moves would keep the holes. */
-maplibregl.addProtocol("repeated", async (request, { signal }) => {
-  const url = request.url.slice(REPEATED.length);
+/** Requests tiles again that a busy server refuses: otherwise they would be missing until the user moves the map. */
+maplibregl.addProtocol("retry", async (request, { signal }) => {
+  const url = request.url.slice(RETRY_SCHEME.length);
   for (let count = 0; ; count += 1) {
     const response = await fetch(url, { signal });
     if (response.ok) return { data: await response.arrayBuffer() };
-    if (!REPEATED_STATUSES.has(response.status) || count >= MAX_REPEATS)
+    if (!RETRIED_STATUSES.has(response.status) || count >= MAX_RETRIES)
       throw new maplibregl.AJAXError(response.status, response.statusText, url, await response.blob());
     await new Promise((done) => setTimeout(done, 500 * 2 ** count));
     signal.throwIfAborted();
@@ -41,7 +44,7 @@ maplibregl.addProtocol("repeated", async (request, { signal }) => {
 const MARGIN = 32;
 const CONTROLS_WIDTH = 236;
 
-/** With controls, which lie on the left of a wide map, the data is beside them. */
+/** `box` is the area to show. If a wide map has controls, which are on its left, the area is placed to their right. */
 export function createMap(container: HTMLElement, box: Box | null, hasControls: boolean): RasterMap {
   const left = hasControls && container.clientWidth > 2.5 * CONTROLS_WIDTH ? MARGIN + CONTROLS_WIDTH : MARGIN;
   const map = new maplibregl.Map({
@@ -72,13 +75,13 @@ export function createMap(container: HTMLElement, box: Box | null, hasControls: 
   map.addControl(new maplibregl.NavigationControl({ showCompass: false }), "top-right");
   map.addControl(new maplibregl.ScaleControl({ maxWidth: 120 }), "bottom-left");
   const drawGrid = () => {
-    const seen = map.getBounds();
+    const bounds = map.getBounds();
     const source = map.getSource("graticule") as maplibregl.GeoJSONSource | undefined;
     source?.setData(
-      graticule([seen.getWest(), seen.getSouth(), seen.getEast(), seen.getNorth()], map.getZoom()) as never,
+      graticule([bounds.getWest(), bounds.getSouth(), bounds.getEast(), bounds.getNorth()], map.getZoom()) as never,
     );
   };
-  // For pictures and tests: whether everything is drawn.
+  // For screenshots and tests: whether everything is drawn.
   map.on("dataloading", () => delete container.dataset.drawn);
   map.on("idle", () => {
     container.dataset.drawn = "true";
@@ -106,7 +109,7 @@ export interface RasterLayer {
   maxzoom: number;
 }
 
-/** Show a raster. The one before stays until the new tiles are there, so that nothing flashes. */
+/** Show a raster. The previous one stays until the new tiles are drawn, so that the map does not flash. */
 export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number): void {
   const name = `raster-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 6)}`;
   const add = () => {
@@ -116,11 +119,11 @@ export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number):
       .map((each) => each.id);
     map.addSource(name, {
       type: "raster",
-      tiles: [`${REPEATED}${layer.template}`],
+      tiles: [`${RETRY_SCHEME}${layer.template}`],
       tileSize: 512,
       bounds: layer.bounds[2] > 180 ? undefined : layer.bounds,
       minzoom: layer.minzoom,
-      maxzoom: Math.max(layer.minzoom, layer.maxzoom - 1), // one tile of 512 pixels is four of the next zoom
+      maxzoom: Math.max(layer.minzoom, layer.maxzoom - 1), // a tile of 512 pixels has the resolution of the next zoom level
     } as never);
     const above = map.getLayer("extent-line") ? "extent-line" : undefined;
     map.addLayer(
@@ -164,7 +167,7 @@ function polygon(bbox: Box) {
   };
 }
 
-/** Boxes of assets, which can be chosen. */
+/** Show the bounding boxes of assets. A click on one calls `onChoose`. */
 export function showExtents(map: RasterMap, extents: Extent[], onChoose?: (id: string) => void): void {
   const data = {
     type: "FeatureCollection",

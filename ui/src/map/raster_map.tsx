@@ -1,6 +1,6 @@
-/** The map of one revision: its tiles, the controls of its style, values at a point, and the legend. */
+/** The map of one revision: its tiles, the controls for its style, the values at a point, and the legend. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { fetched, problemOf } from "../api/client";
+import { fetchResponse, problemOf } from "../api/client";
 import { ProblemView, Skeleton } from "../components/basics";
 import { useResource } from "../data";
 import { measure } from "../format";
@@ -27,7 +27,7 @@ import {
 } from "./tiles";
 
 export async function loadJson<T>(url: string, signal?: AbortSignal): Promise<T> {
-  const response = await fetched(url, { headers: { Accept: "application/json" }, signal: signal ?? null });
+  const response = await fetchResponse(url, { headers: { Accept: "application/json" }, signal: signal ?? null });
   if (!response.ok) throw await problemOf(response);
   return (await response.json()) as T;
 }
@@ -37,7 +37,7 @@ export function useTileJson(edition: Edition) {
   return useResource(key, (signal) => loadJson<TileJson>(tileJsonUrl(edition), signal));
 }
 
-/** A MapLibre map in an element, made once; null until its code is loaded. */
+/** A MapLibre map in an element, created once; null until the code of MapLibre is loaded. */
 export function useMap(box: number[] | null, isReady: boolean, hasControls = false) {
   const element = useRef<HTMLDivElement>(null);
   const [map, setMap] = useState<RasterMap | null>(null);
@@ -58,7 +58,7 @@ export function useMap(box: number[] | null, isReady: boolean, hasControls = fal
           );
         }
       },
-      () => setProblem(new Error("The code of the map could not be loaded.")),
+      () => setProblem(new Error("The map could not be loaded. The platform may have been updated. Reload the page.")),
     );
     return () => {
       isRemoved = true;
@@ -69,7 +69,7 @@ export function useMap(box: number[] | null, isReady: boolean, hasControls = fal
   return { element, map, problem };
 }
 
-/** `compact`: the controls are closed at first, as the map is narrow. */
+/** `compact`: the controls are closed at first, because the map is narrow. */
 export function RasterView(props: { edition: Edition; tall?: boolean; compact?: boolean }) {
   const { edition, tall = false, compact = false } = props;
   const tilejson = useTileJson(edition);
@@ -130,7 +130,7 @@ function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; co
 
   useEffect(() => {
     if (!map) return;
-    const ask = async (lon: number, lat: number) => {
+    const loadValues = async (lon: number, lat: number) => {
       setPoint({ lon, lat, values: null, problem: null });
       try {
         const response = await loadJson<{ values: (number | null)[] }>(pointUrl(edition, lon, lat));
@@ -141,7 +141,7 @@ function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; co
     };
     map.on("click", (event) => {
       const { lng, lat } = event.lngLat.wrap();
-      ask(lng, lat);
+      loadValues(lng, lat);
     });
     map.on("mousemove", (event) => {
       const { lng, lat } = event.lngLat.wrap();
@@ -155,11 +155,11 @@ function Loaded(props: { edition: Edition; tilejson: TileJson; tall: boolean; co
       const centre = map.getCenter();
       setQuery({ at: `${map.getZoom().toFixed(2)}/${centre.lat.toFixed(5)}/${centre.lng.toFixed(5)}` });
     });
-    // The keyboard has no pointer: Enter asks for the values in the middle.
+    // For users of the keyboard: Enter shows the values at the centre of the map.
     map.getCanvas().addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       const centre = map.getCenter().wrap();
-      ask(centre.lng, centre.lat);
+      loadValues(centre.lng, centre.lat);
     });
   }, [map]);
 
@@ -240,7 +240,7 @@ function MapControls(props: {
     { enabled: isOpen && !facts.is_palette },
   );
   const first = statistics.data ? Object.values(statistics.data)[0] : undefined;
-  const standard =
+  const defaultRange =
     facts.rescale?.[0] ?? (first ? [first.percentile_2 ?? first.min, first.percentile_98 ?? first.max] : null);
   return (
     <div class="map-controls card">
@@ -266,7 +266,7 @@ function MapControls(props: {
                       })
                     }
                   />
-                  Three bands as colours
+                  Show three bands as red, green and blue
                 </label>
               )}
               {bands.map((band, place) => (
@@ -294,8 +294,8 @@ function MapControls(props: {
           {!facts.is_palette && (
             <HistogramRange
               histogram={first?.histogram ?? null}
-              low={style.low ?? standard?.[0] ?? null}
-              high={style.high ?? standard?.[1] ?? null}
+              low={style.low ?? defaultRange?.[0] ?? null}
+              high={style.high ?? defaultRange?.[1] ?? null}
               onChange={(low, high) => change({ low, high })}
             />
           )}
@@ -321,8 +321,8 @@ function MapControls(props: {
               <Legend
                 style={style}
                 facts={facts}
-                low={style.low ?? standard?.[0] ?? null}
-                high={style.high ?? standard?.[1] ?? null}
+                low={style.low ?? defaultRange?.[0] ?? null}
+                high={style.high ?? defaultRange?.[1] ?? null}
               />
             </div>
           )}

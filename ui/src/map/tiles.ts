@@ -1,4 +1,4 @@
-/** Addresses of the map server for one revision of an asset, and the style of its pictures. Pure. */
+/** URLs of the map server for one revision of an asset, and the style of its map tiles. Pure. */
 import { urlOf } from "../api/client";
 
 export interface Edition {
@@ -86,15 +86,15 @@ export function rampUrl(style: Style, facts: MapFacts): string {
   return `/colormaps/${style.colormap ?? facts.colormap_name ?? "gray"}.png`;
 }
 
-/** The template of the tiles on this origin, whatever address the server knows for itself. */
+/** The URL template of the tiles with the origin of this page, even if the TileJSON names another host. */
 export function tileTemplate(tilejson: TileJson, style: Style, origin: string): string {
-  const own = (tilejson.tiles[0] ?? "").replace(/^https?:\/\/[^/]+/, "");
+  const path = (tilejson.tiles[0] ?? "").replace(/^https?:\/\/[^/]+/, "");
   const parameters = new URLSearchParams();
   for (const band of style.bands ?? []) parameters.append("bidx", String(band));
   if (style.low !== null && style.high !== null) parameters.set("rescale", `${style.low},${style.high}`);
   if (style.colormap) parameters.set("colormap_name", style.colormap);
   const extra = parameters.toString();
-  return `${origin}${own}${extra ? `${own.includes("?") ? "&" : "?"}${extra}` : ""}`;
+  return `${origin}${path}${extra ? `${path.includes("?") ? "&" : "?"}${extra}` : ""}`;
 }
 
 export function shownBands(style: Style, facts: MapFacts): number[] {
@@ -107,7 +107,7 @@ export function isSingleBand(style: Style, facts: MapFacts): boolean {
   return shownBands(style, facts).length === 1;
 }
 
-/** One style for two versions, so that the same value has the same colour in both; the one that people chose, if any. */
+/** One style for two versions, so that a value has the same colour in both: if one has a colormap, its style. */
 export function commonStyle(one: MapFacts, other: MapFacts): Style {
   const both = [one, other];
   if (both.some((facts) => facts.is_palette || !isSingleBand(DEFAULT_STYLE, facts))) return DEFAULT_STYLE;
@@ -145,7 +145,7 @@ export function styleQuery(style: Style): Record<string, string | null> {
   };
 }
 
-/** Boxes across the antimeridian have west > east; maps want them to go on beyond 180°. */
+/** Boxes across the antimeridian have west > east; MapLibre needs an east that is greater than 180° instead. */
 export function unwrapped(bbox: readonly number[]): [number, number, number, number] {
   const [west = -180, south = -85, east = 180, north = 85] = bbox;
   return [west, Math.max(-85, south), west > east ? east + 360 : east, Math.min(85, north)];

@@ -1,4 +1,4 @@
-/** One asset: its map, its versions and revisions, what was found, its history, and the decisions on it. */
+/** One asset: its map, versions and revisions, findings and history, and the actions of reviewers. */
 import { useState } from "preact/hooks";
 import { api, type Schemas, urlOf } from "../api/client";
 import { Banner, Card, CopyId, Empty, Facts, Loaded, Tabs, Time } from "../components/basics";
@@ -153,8 +153,8 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
       ) : (
         <Empty title="This asset has no versions" />
       )}
-      {dialog?.name === "approve" && <ApproveDialog decided={dialog} onClose={close} onDone={reload} />}
-      {dialog?.name === "reject" && <RejectDialog decided={dialog} onClose={close} onDone={reload} />}
+      {dialog?.name === "approve" && <ApproveDialog target={dialog} onClose={close} onDone={reload} />}
+      {dialog?.name === "reject" && <RejectDialog target={dialog} onClose={close} onDone={reload} />}
       {(dialog?.name === "unpublish" || dialog?.name === "delete") && (
         <WithdrawDialog
           asset={dialog.asset}
@@ -179,7 +179,7 @@ function Situation({ version, revision }: { version: Version; revision: Revision
   if (version.approval_state === "rejected" && version.rejection_reason && revision.revision === version.revision)
     return <Banner tone="red" title={`Rejected by ${version.reviewer ?? "a reviewer"}: ${version.rejection_reason}`} />;
   if (revision.is_partial)
-    return <Banner tone="amber" title="Processing succeeded in part. See the job for what is missing." />;
+    return <Banner tone="amber" title="Processing succeeded in part. The job shows which nodes failed." />;
   if (
     version.approved_revision !== null &&
     version.approved_revision !== undefined &&
@@ -192,7 +192,9 @@ function Situation({ version, revision }: { version: Version; revision: Revision
       />
     );
   if (version.approval_state === "pending_review" && revision.processing_state === "completed")
-    return <Banner tone="amber" icon="review" title="This is a preview. It is served once it is approved." />;
+    return (
+      <Banner tone="amber" icon="review" title="This is a preview. The revision is not served before it is approved." />
+    );
   return null;
 }
 

@@ -164,12 +164,12 @@ function Table({ items }: { items: Asset[] }) {
 }
 
 function Extents({ assets }: { assets: Asset[] }) {
-  const known = assets.filter((asset) => asset.bbox);
+  const located = assets.filter((asset) => asset.bbox);
   const { element, map, problem } = useMap(null, true);
-  const key = known.map((asset) => `${asset.asset_id}${asset.bbox?.join()}`).join();
+  const key = located.map((asset) => `${asset.asset_id}${asset.bbox?.join()}`).join();
   useEffect(() => {
     if (!map) return;
-    const boxes = known.map((asset) => ({ id: asset.asset_id, bbox: unwrapped(asset.bbox ?? []) }));
+    const boxes = located.map((asset) => ({ id: asset.asset_id, bbox: unwrapped(asset.bbox ?? []) }));
     import("../map/map").then(({ showExtents, maplibregl }) => {
       showExtents(map, boxes, (id) => navigate(`/assets/${id}`));
       if (boxes.length === 0) return;
@@ -180,7 +180,12 @@ function Extents({ assets }: { assets: Asset[] }) {
   }, [map, key]);
   return (
     <div class="map-box plain">
-      <div class="map-canvas" ref={element} role="region" aria-label={`Extents of ${plural(known.length, "asset")}`} />
+      <div
+        class="map-canvas"
+        ref={element}
+        role="region"
+        aria-label={`Extents of ${plural(located.length, "asset")}`}
+      />
       {problem && <p class="map-message">{problem.message}</p>}
     </div>
   );

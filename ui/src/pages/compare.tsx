@@ -1,4 +1,4 @@
-/** Two versions of an asset: one map with a divider, and a table of what differs. */
+/** Compares two versions of an asset: one map with a divider, and a table of the differences. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Card, Empty, Loaded, ProblemView } from "../components/basics";
@@ -35,9 +35,9 @@ export default function ComparePage({ params }: PageProps) {
 function Comparison({ asset }: { asset: Asset }) {
   const usable = asset.versions.filter((version) => version.processing_state === "completed" && !version.deleted_at);
   if (usable.length < 2) return <Empty title="A comparison needs two versions with data" />;
-  const find = (name: string, standard: number) =>
+  const find = (name: string, defaultIndex: number) =>
     usable.find((version) => String(version.version_ordinal) === query.value.get(name)) ??
-    usable[standard] ??
+    usable[defaultIndex] ??
     usable[0];
   const from = find("from", 0);
   const to = find("to", usable.length - 1);

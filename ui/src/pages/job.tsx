@@ -56,7 +56,7 @@ export default function JobPage({ params }: PageProps) {
     { ...refresh, enabled: job.data !== null && !isOver },
   );
   const selected = query.value.get("node");
-  // The graph is loaded at the same time: together they need no second layout.
+  // Job and graph are shown together: a graph that appears later would move the content below it.
   if (job.data === null || (graph.data === null && !graph.problem))
     return job.problem ? <NoJob problem={job.problem} onRetry={job.reload} /> : <Skeleton lines={10} />;
   const detail = job.data;
@@ -106,7 +106,7 @@ function NoJob({ problem, onRetry }: { problem: ApiProblem; onRetry: () => void 
 
 function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) {
   const { job } = detail;
-  const [dialog, setDialog] = useState<"cancel" | "resume" | "rerun" | null>(null);
+  const [dialog, setDialog] = useState<"cancel" | "resume" | null>(null);
   const canResume = ["failed", "partial_success", "cancelled"].includes(job.status);
   const isCancelling = Boolean(job.cancel_requested_at) && !detail.is_over;
   const act = async (path: "cancel" | "resume", reason: string) => {
@@ -202,7 +202,7 @@ function ResumePreview({ id }: { id: string }) {
   );
 }
 
-/** One banner that answers: what is it doing, why does it wait, or what failed first. */
+/** Banners that say what failed first, and what the job is doing or what it is waiting for. */
 function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Schemas["WaitingNodes"]> }) {
   const failure = detail.first_failure;
   const parts = [];
@@ -233,7 +233,7 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
   else if (detail.job.error_message) parts.push(<Banner key="error" tone="red" title={detail.job.error_message} />);
   if (detail.job.cancel_requested_at)
     parts.push(<Cancellation key="cancel" id={detail.job.job_id} isOver={detail.is_over} />);
-  if (detail.trouble) parts.push(<Banner key="trouble" tone="amber" title={detail.trouble} />);
+  if (detail.advance_error) parts.push(<Banner key="advance_error" tone="amber" title={detail.advance_error} />);
   if (!detail.is_over && waiting.data === null && !waiting.problem)
     parts.push(
       <div key="unknown" class="banner blue">
@@ -295,7 +295,7 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
   return parts.length > 0 ? <div class="stack tight">{parts}</div> : null;
 }
 
-/** Who asked the job to stop, and which workers have passed it on. */
+/** Who cancelled the job, and which workers have acknowledged it. */
 function Cancellation({ id, isOver }: { id: string; isOver: boolean }) {
   const progress = useResource(
     `cancel:${id}`,

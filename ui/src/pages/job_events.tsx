@@ -1,4 +1,4 @@
-/** The history of a job: gapless numbers, newest first or from the start, with the data of each event. */
+/** The history of a job: its events in order, with the data of each. */
 
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
@@ -37,7 +37,10 @@ export function EventList({ id }: { id: string; isOver: boolean }) {
         />
       }
     >
-      <PagedList paged={paged} empty={<Empty title="There are no such events" />}>
+      <PagedList
+        paged={paged}
+        empty={<Empty title={node ? `There are no events of the node ${node}` : "There are no events yet"} />}
+      >
         {(items) => (
           <div class="table-scroll">
             <table class="table cards-when-narrow">

@@ -1,4 +1,4 @@
-/** Log lines of the attempts, as handlers wrote them. */
+/** The lines that handlers have logged, by attempt. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";

@@ -1,4 +1,4 @@
-/** One node: its attempts with errors and logs, its parameters and output, and retrying it. */
+/** One node: its attempts with errors and logs, its parameters and output, and a button to run it again. */
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Confirm, Drawer, Elapsed, Facts, Json, Loaded, Time } from "../components/basics";

@@ -9,7 +9,7 @@ import { duration, number, plural } from "../format";
 import { partsOf } from "../graph/graph";
 import { concerns } from "../live";
 import { asNumber, usePaged } from "../paged";
-import { known, query, setQuery } from "../router";
+import { allowedValue, query, setQuery } from "../router";
 
 type NodeRow = Schemas["PublicNode"];
 const STATES = ["running", "failed", "ready", "dispatched", "pending", "completed", "skipped", "cancelled"] as const;
@@ -20,10 +20,10 @@ export function NodeTable({ id, detail }: { id: string; detail: Schemas["JobDeta
 }
 
 function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
-  const wanted = known(STATES, query.value.get("only"));
+  const wanted = allowedValue(STATES, query.value.get("only"));
   const nodes = detail.nodes.filter((node) => !wanted || node.status === wanted);
   return (
-    <Card title={plural(detail.nodes.length, "node")} actions={<Only value={wanted} />} flush>
+    <Card title={plural(detail.nodes.length, "node")} actions={<StateFilter value={wanted} />} flush>
       <div class="table-scroll">
         <table class="table cards-when-narrow">
           <thead>
@@ -92,7 +92,7 @@ function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
   );
 }
 
-function Only({ value }: { value: string | null }) {
+function StateFilter({ value }: { value: string | null }) {
   return (
     <select
       class="input narrow"
@@ -111,7 +111,7 @@ function Only({ value }: { value: string | null }) {
 }
 
 function Children({ id, parent }: { id: string; parent: string }) {
-  const wanted = known(STATES, query.value.get("only"));
+  const wanted = allowedValue(STATES, query.value.get("only"));
   const paged = usePaged<NodeRow>(
     `children:${id}:${parent}:${wanted}`,
     (after, signal) =>
@@ -132,7 +132,7 @@ function Children({ id, parent }: { id: string; parent: string }) {
           <span class="muted">/</span> Children of {parent}
         </span>
       }
-      actions={<Only value={wanted} />}
+      actions={<StateFilter value={wanted} />}
       flush
     >
       <PagedList

@@ -16,7 +16,7 @@ type Node = Schemas["JobDetail"]["nodes"][number];
 const ROW_HEIGHT = 28;
 const MAX_ROWS = 12;
 
-/** The nodes of the definition, fan-outs as one row each; or the children of one; or all attempts that failed. */
+/** Shows the nodes of the workflow, with one row for each fan-out; or the children of one; or the failed attempts. */
 export function Timeline(props: {
   id: string;
   isOver: boolean;
@@ -45,7 +45,7 @@ export function Timeline(props: {
     (change) => concerns(change, "job", id),
   );
   const spans = parent === null && !isFailedOnly ? fans.map((node) => spanOf(node, props)) : [];
-  const nothing = isFailedOnly ? "No attempt has failed" : "No task has been queued yet";
+  const emptyTitle = isFailedOnly ? "No attempt has failed" : "No task has been queued yet";
   const rows = (items: Schemas["TimelineEntry"][]) => (
     <Rows
       model={timelineOf(items, isOver ? 0 : now.value, spans)}
@@ -94,7 +94,7 @@ export function Timeline(props: {
       {paged.items === null && !paged.problem ? (
         <div class="timeline" style={{ height: `${24 + 6 + ROW_HEIGHT * Math.min(MAX_ROWS, expected)}px` }} />
       ) : (
-        <PagedList paged={paged} empty={spans.length > 0 ? rows([]) : <Empty title={nothing} />}>
+        <PagedList paged={paged} empty={spans.length > 0 ? rows([]) : <Empty title={emptyTitle} />}>
           {rows}
         </PagedList>
       )}

@@ -1,4 +1,4 @@
-/** All jobs: filters in the address, live states, and actions on many at once. */
+/** All jobs: filters, which are in the URL, states that are updated live, and actions on many jobs at once. */
 import { batch, useSignal } from "@preact/signals";
 import { Component } from "preact";
 import { useCallback, useEffect, useMemo, useRef, useState } from "preact/hooks";
@@ -53,7 +53,7 @@ function asQuery(filter: Filter) {
 export default function JobsPage() {
   useTitle("Jobs");
   const key = JSON.stringify(filterOf(query.value));
-  // The same object until the filter changes: what only depends on it is not drawn again with each page.
+  // The same object until the filter changes: components that depend only on it are not drawn again with each page.
   const filter = useMemo(() => filterOf(query.peek()), [key]);
   const list = useJobList(key, filter);
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
@@ -272,7 +272,7 @@ interface RowProps {
   onSelect: ((id: string, isOn: boolean) => void) | null;
 }
 
-/** A row that is drawn again only if its job or its selection has changed. */
+/** A row that is drawn again only if its job or its checkbox has changed. */
 class Row extends Component<RowProps> {
   override shouldComponentUpdate(next: RowProps): boolean {
     const { job, isSelected, onSelect } = this.props;
@@ -288,7 +288,7 @@ function Cells(props: RowProps) {
   const { job } = props;
   const to = `/jobs/${job.job_id}`;
   return (
-    // biome-ignore lint/a11y/noStaticElementInteractions: the link of the row is for the keyboard
+    // biome-ignore lint/a11y/noStaticElementInteractions: the link in the row does the same with the keyboard
     <div role="presentation" class={`job-row${props.isSelected ? " selected" : ""}`} onClick={openRow(to)}>
       <span role="cell">
         {props.onSelect && (
@@ -328,7 +328,7 @@ function Cells(props: RowProps) {
 function Progress({ job }: { job: Job }) {
   if (job.error_message) return <span class="tone-red error-text">{job.error_message}</span>;
   const progress = job.progress;
-  if (job.status === "pending") return <span class="muted">waits for an orchestrator</span>;
+  if (job.status === "pending") return <span class="muted">waiting for an orchestrator</span>;
   if (job.status !== "running" || !progress || progress.fraction === null || progress.fraction === undefined)
     return null;
   return (
@@ -373,7 +373,7 @@ interface JobList {
   reload: () => void;
 }
 
-/** The newest jobs of a filter, page by page, with the changes that the stream reports. */
+/** The jobs that match a filter, newest first, page by page, with the changes that the stream reports. */
 function useJobList(key: string, filter: Filter): JobList {
   const shown = useSignal<Job[] | null>(null);
   const problem = useSignal<Error | null>(null);
@@ -388,16 +388,16 @@ function useJobList(key: string, filter: Filter): JobList {
       if ((mode === "new" || mode === "all") && rows.current.items.length === 0) return load("first");
       const own = mode === "first" ? ++generation.current : generation.current;
       isBusy.current = true;
-      const one = (after: string | undefined) =>
+      const loadPage = (after: string | undefined) =>
         api.get("/api/v1/jobs", { query: { ...asQuery(filter), limit: PAGE, after } });
       try {
         if (mode === "new" || mode === "all") {
-          const least = mode === "all" ? Math.ceil(rows.current.items.length / PAGE) : 1;
-          const isWhole = await rows.current.catchUp(one, least);
+          const minPages = mode === "all" ? Math.ceil(rows.current.items.length / PAGE) : 1;
+          const isComplete = await rows.current.catchUp(loadPage, minPages);
           if (own !== generation.current) return;
-          if (!isWhole) return await load("first");
+          if (!isComplete) return await load("first");
         } else {
-          const page = await one(mode === "more" ? (next.peek() ?? undefined) : undefined);
+          const page = await loadPage(mode === "more" ? (next.peek() ?? undefined) : undefined);
           if (own !== generation.current) return;
           if (mode === "first") rows.current = new JobRows<Job>(filter.status);
           rows.current.add(page.items);

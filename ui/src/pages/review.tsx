@@ -1,9 +1,9 @@
-/** The review queue: what waits for a decision, with its map, findings and provenance. Works with the keyboard alone. */
+/** The review queue: revisions to approve or reject, with map, findings and provenance. It needs only the keyboard. */
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Card, Confirm, Dialog, Empty, Loaded, Time } from "../components/basics";
 import { PagedList } from "../components/paged_list";
-import { ApproveDialog, type Decided, RejectDialog } from "../components/review";
+import { ApproveDialog, RejectDialog, type ReviewTarget } from "../components/review";
 import { Findings, Provenance } from "../components/revision";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
@@ -35,16 +35,16 @@ export default function ReviewPage() {
   );
   const items = paged.items ?? [];
   const wanted = query.value.get("item");
-  const found = items.findIndex((item) => keyOf(item) === wanted);
-  // What has been decided on leaves the list: the one after it takes its place.
-  const lastPlace = useRef(0);
-  const place = found >= 0 ? found : Math.max(0, Math.min(lastPlace.current, items.length - 1));
-  lastPlace.current = place;
-  const item = items[place];
+  const wantedIndex = items.findIndex((item) => keyOf(item) === wanted);
+  // A revision that was approved or rejected leaves the list: the next one, which now has its index, is shown.
+  const lastIndex = useRef(0);
+  const openIndex = wantedIndex >= 0 ? wantedIndex : Math.max(0, Math.min(lastIndex.current, items.length - 1));
+  lastIndex.current = openIndex;
+  const item = items[openIndex];
   const [dialog, setDialog] = useState<"keys" | "bulk" | null>(null);
-  // As it was when the dialog was opened: meanwhile someone else may decide, and the list then shows another one.
-  const [decision, setDecision] = useState<{ action: "approve" | "reject"; decided: Decided } | null>(null);
-  const decide = (action: "approve" | "reject") => item && setDecision({ action, decided: asDecided(item) });
+  // The revision for which the dialog was opened: if someone else decides meanwhile, the list shows another one.
+  const [decision, setDecision] = useState<{ action: "approve" | "reject"; target: ReviewTarget } | null>(null);
+  const decide = (action: "approve" | "reject") => item && setDecision({ action, target: targetOf(item) });
   const [selected, setSelected] = useState<ReadonlySet<string>>(new Set());
   const open = (index: number) => {
     const next = items[Math.min(Math.max(0, index), items.length - 1)];
@@ -55,15 +55,15 @@ export default function ReviewPage() {
     if (!next.delete(key)) next.add(key);
     setSelected(next);
   };
-  // Before the next key can be pressed: an effect after the paint would miss it.
+  // A layout effect runs before the next key press is handled; an effect after painting might miss a key.
   useLayoutEffect(() => {
     const onKey = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
       if (target.matches("input:not([type=checkbox]),textarea,select,canvas")) return;
       const key = event.key.toLowerCase();
-      if (key === "j" || event.key === "ArrowDown") open(place + 1);
-      else if (key === "k" || event.key === "ArrowUp") open(place - 1);
+      if (key === "j" || event.key === "ArrowDown") open(openIndex + 1);
+      else if (key === "k" || event.key === "ArrowUp") open(openIndex - 1);
       else if (key === "a" && item) decide("approve");
       else if (key === "r" && item) decide("reject");
       else if (key === "x" && item) toggle(keyOf(item));
@@ -75,8 +75,8 @@ export default function ReviewPage() {
     document.addEventListener("keydown", onKey);
     return () => document.removeEventListener("keydown", onKey);
   });
-  // The next one is loaded ahead, so that moving on does not wait.
-  const following = items[place + 1];
+  // The data for the map of the next revision is loaded in advance, so that it is shown without delay.
+  const following = items[openIndex + 1];
   useEffect(() => {
     if (following) fetch(tileJsonUrl(editionOf(following))).catch(() => {});
   }, [following && keyOf(following)]);
@@ -128,7 +128,7 @@ export default function ReviewPage() {
                       checked={selected.has(keyOf(each))}
                       onChange={() => toggle(keyOf(each))}
                     />
-                    <button type="button" aria-pressed={index === place} onClick={() => open(index)}>
+                    <button type="button" aria-pressed={index === openIndex} onClick={() => open(index)}>
                       <img
                         class="thumb"
                         src={previewUrl(editionOf(each))}
@@ -161,10 +161,10 @@ export default function ReviewPage() {
         )}
       </PagedList>
       {decision?.action === "approve" && (
-        <ApproveDialog decided={decision.decided} onClose={() => setDecision(null)} onDone={done} />
+        <ApproveDialog target={decision.target} onClose={() => setDecision(null)} onDone={done} />
       )}
       {decision?.action === "reject" && (
-        <RejectDialog decided={decision.decided} onClose={() => setDecision(null)} onDone={done} />
+        <RejectDialog target={decision.target} onClose={() => setDecision(null)} onDone={done} />
       )}
       {dialog === "bulk" && <BulkApprove items={chosen} onClose={() => setDialog(null)} onDone={done} />}
       {dialog === "keys" && (
@@ -193,8 +193,8 @@ function keyOf(item: Item): string {
   return `${item.asset_id}-${item.version_ordinal}-${item.revision}`;
 }
 
-/** Whether the asset is cleared is not in the queue: the dialog asks for it. */
-function asDecided(item: Item): Decided {
+/** The queue does not contain the clearance of the asset: the dialog loads it. */
+function targetOf(item: Item): ReviewTarget {
   const asset = { ...item, title: item.title ?? null, clearance_state: "unknown" as const };
   return { asset, version: item.version_ordinal, revision: item.revision };
 }
@@ -248,19 +248,19 @@ function ReviewItem({ item, onApprove, onReject }: { item: Item; onApprove: () =
   );
 }
 
-/** What `assets.review_many` answers. */
+/** The result of the command `assets.review_many`. */
 interface ReviewManyResult {
   changed: number;
   unchanged: number;
   results: { outcome: string; message: string | null }[];
 }
 
-/** So many revisions are decided on with one command. */
+/** The greatest number of revisions that one command approves. */
 const MAX_AT_ONCE = 100;
 
 function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () => void; onDone: () => void }) {
   const [clearance, setClearance] = useState<"ouo" | "public" | "">("");
-  // The list of the page changes meanwhile; this one stays.
+  // A copy: the list of the page may change while the dialog is open.
   const [sent] = useState(() => items.slice(0, MAX_AT_ONCE));
   const [result, setResult] = useState<ReviewManyResult | null>(null);
   if (result) return <BulkResult items={sent} result={result} onClose={onClose} />;
@@ -314,21 +314,21 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
   );
 }
 
-/** Which ones were not approved, each with its reason. */
+/** The versions that were not approved, each with the reason. */
 function BulkResult({ items, result, onClose }: { items: Item[]; result: ReviewManyResult; onClose: () => void }) {
-  const left = items.flatMap((item, place) => {
-    const entry = result.results[place];
+  const refused = items.flatMap((item, index) => {
+    const entry = result.results[index];
     if (!entry || entry.outcome === "changed" || entry.outcome === "unchanged") return [];
-    return [{ item, why: entry.message ?? "The command timed out. Approve it again." }];
+    return [{ item, reason: entry.message ?? "The command timed out. Approve this version again." }];
   });
   return (
-    <Dialog title={`${items.length - left.length} of ${plural(items.length, "version")} approved`} onClose={onClose}>
-      <Banner tone="amber" title={`${plural(left.length, "version")} not approved`} />
+    <Dialog title={`${items.length - refused.length} of ${plural(items.length, "version")} approved`} onClose={onClose}>
+      <Banner tone="amber" title={`${plural(refused.length, "version")} not approved`} />
       <dl class="scroll refusals">
-        {left.map(({ item, why }) => [
+        {refused.map(({ item, reason }) => [
           <dt key={keyOf(item)}>{nameOf(item)}</dt>,
-          <dd key={`${keyOf(item)}-why`} class="anywhere">
-            {why}
+          <dd key={`${keyOf(item)}-reason`} class="anywhere">
+            {reason}
           </dd>,
         ])}
       </dl>

@@ -1,4 +1,4 @@
-/** Submit data: drop a file or choose one from bronze, see what would happen, and submit. */
+/** Submit data: upload a file or choose one from the bronze zone, check what would happen, and submit. */
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ApiProblem, api, type Schemas } from "../api/client";
 import { Banner, Card, Empty, Facts, Loaded, ProblemView, SearchBox, Time } from "../components/basics";
@@ -61,7 +61,7 @@ function ChooseSource({ source, onChoose }: { source: Source | null; onChoose: (
   const [name, setName] = useState("");
   const [problem, setProblem] = useState<Error | null>(null);
   const controller = useRef<AbortController | null>(null);
-  const take = async (file: File | undefined) => {
+  const uploadFile = async (file: File | undefined) => {
     if (!file) return;
     setProblem(null);
     setName(file.name);
@@ -91,7 +91,7 @@ function ChooseSource({ source, onChoose }: { source: Source | null; onChoose: (
           onDrop={(event) => {
             event.preventDefault();
             setOver(false);
-            take(event.dataTransfer?.files[0]);
+            uploadFile(event.dataTransfer?.files[0]);
           }}
         >
           {progress ? (
@@ -125,7 +125,7 @@ function ChooseSource({ source, onChoose }: { source: Source | null; onChoose: (
                 class="visually-hidden"
                 tabIndex={-1}
                 aria-label="File to upload"
-                onChange={(event) => take(event.currentTarget.files?.[0])}
+                onChange={(event) => uploadFile(event.currentTarget.files?.[0])}
               />
             </>
           )}
@@ -143,7 +143,7 @@ function ChooseSource({ source, onChoose }: { source: Source | null; onChoose: (
   );
 }
 
-/** What the validation says about a file, as soon as it is chosen. The job that validates it writes no data. */
+/** The result of the validation of a file, which starts when the file is chosen. The job writes no data. */
 function Verdict({ source }: { source: Source }) {
   const started = useResource("verdict", (signal) =>
     api.post("/api/v1/jobs", {
@@ -161,7 +161,7 @@ function Verdict({ source }: { source: Source }) {
     { enabled: id !== "", isAffectedBy: (change) => concerns(change, "job", id), atMostEveryMs: 200 },
   );
   const isOver = job.data?.is_over ?? false;
-  // A second after the last answer: loading again ends a request that is under way.
+  // A second after the last response, not at an interval: `reload` aborts a request that is still running.
   useEffect(() => {
     if (!id || isOver || job.isLoading) return;
     const timer = setTimeout(job.reload, 1000);
@@ -241,7 +241,7 @@ function Bronze({ chosen, onChoose }: { chosen: string | null; onChoose: (source
   );
 }
 
-function suggested(blob: string): string {
+function suggestedRef(blob: string): string {
   const name = blob.split("/").at(-1) ?? blob;
   return name
     .replace(/\.[a-z0-9]{2,5}$/i, "")
@@ -274,7 +274,7 @@ function SubmitForm({ source }: { source: Source }) {
     api.get("/api/v1/workflows/{workflow_id}", { path: { workflow_id: workflow }, signal }),
   );
   const needed = platform?.required_refs ?? [];
-  const refOf = (name: string) => refs[name] ?? (needed.length === 1 ? suggested(source.blob) : "");
+  const refOf = (name: string) => refs[name] ?? (needed.length === 1 ? suggestedRef(source.blob) : "");
   const send = async (isDry: boolean) => {
     setProblem(null);
     setErrors({});
@@ -408,7 +408,7 @@ function visible(schema: ObjectSchema, reserved: readonly string[]): NonNullable
   return Object.fromEntries(Object.entries(schema.properties ?? {}).filter(([name]) => !hidden.has(name)));
 }
 
-/** Whether the raster becomes tiles is not known before it is read. */
+/** Whether the raster is split into tiles is not known before it has been read. */
 function tilesText(result: Result): string {
   if (result.is_tiled === null || result.is_tiled === undefined) return "unknown";
   if (!result.is_tiled) return "one COG";

@@ -1,4 +1,4 @@
-/** What the platform runs on: instances, queues, leases, what the janitor did, callbacks, the database, platforms, keys. */
+/** The state of the installation: instances, queues, leases, janitor, callbacks, commands, database, platforms, keys. */
 import { Tabs } from "../components/basics";
 import { useTitle } from "../frame";
 import { may } from "../session";

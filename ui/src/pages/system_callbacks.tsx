@@ -1,4 +1,4 @@
-/** Callbacks to submitters: what was delivered, what failed, and repeating one. */
+/** Callbacks to submitters: their deliveries and failures, and a button to send one again. */
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Card, Drawer, Empty, Facts, Json, Loaded, Time } from "../components/basics";
@@ -9,14 +9,14 @@ import { toast } from "../components/toasts";
 import { useResource } from "../data";
 import { number, words } from "../format";
 import { asNumber, usePaged } from "../paged";
-import { known, query, setQuery } from "../router";
+import { allowedValue, query, setQuery } from "../router";
 
 type Callback = Schemas["CallbackInfo"];
 const STATES = ["pending", "delivered", "failed"] as const;
 
 export function Callbacks() {
   const [shown, setShown] = useState<string | null>(null);
-  const state = known(STATES, query.value.get("state"));
+  const state = allowedValue(STATES, query.value.get("state"));
   const paged = usePaged<Callback>(
     `callbacks:${state}`,
     (after, signal) =>
@@ -141,7 +141,7 @@ function CallbackDrawer({ id, onClose, onChanged }: { id: string; onClose: () =>
                 {
                   name: "Response",
                   wide: true,
-                  cell: (each) => each.error ?? (each.status_code ? `HTTP ${each.status_code}` : "under way"),
+                  cell: (each) => each.error ?? (each.status_code ? `HTTP ${each.status_code}` : "in progress"),
                 },
               ]}
             />

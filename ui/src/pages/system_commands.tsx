@@ -1,4 +1,4 @@
-/** Direct commands: each is one operation, whose result is shown when it has ended. */
+/** Direct commands: each is one short operation, and its result is shown when it has ended. */
 import { useState } from "preact/hooks";
 import { ApiProblem, api, type Schemas } from "../api/client";
 import { Card, Dialog, Empty, Json, Loaded, ProblemView } from "../components/basics";

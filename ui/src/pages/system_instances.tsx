@@ -1,4 +1,4 @@
-/** Orchestrators and workers: whether they are alive, what they run, and their versions. */
+/** Orchestrators and workers: their heartbeats, versions and running tasks, and the health checks. */
 import { api, type Schemas } from "../api/client";
 import { Card, Empty, Loaded, Time } from "../components/basics";
 import { Figure } from "../components/figure";

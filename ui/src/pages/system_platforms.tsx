@@ -13,7 +13,7 @@ type Platform = Schemas["PlatformInfo"];
 
 export function Platforms() {
   const [isAdding, setAdding] = useState(false);
-  const [switched, setSwitched] = useState<Platform | null>(null);
+  const [toggled, setToggled] = useState<Platform | null>(null);
   const paged = usePaged<Platform>("platform-list", (after, signal) =>
     api.get("/api/v1/platforms", { query: { after, limit: 100 }, signal }),
   );
@@ -59,7 +59,7 @@ export function Platforms() {
                 name: "",
                 cell: (platform) =>
                   canWrite && (
-                    <button type="button" class="button small" onClick={() => setSwitched(platform)}>
+                    <button type="button" class="button small" onClick={() => setToggled(platform)}>
                       {platform.is_active ? "Deactivate…" : "Activate…"}
                     </button>
                   ),
@@ -68,24 +68,24 @@ export function Platforms() {
           />
         )}
       </PagedList>
-      {switched && (
+      {toggled && (
         <Confirm
-          title={`${switched.is_active ? "Deactivate" : "Activate"} ${switched.display_name}?`}
-          action={switched.is_active ? "Deactivate" : "Activate"}
-          isDanger={switched.is_active}
+          title={`${toggled.is_active ? "Deactivate" : "Activate"} ${toggled.display_name}?`}
+          action={toggled.is_active ? "Deactivate" : "Activate"}
+          isDanger={toggled.is_active}
           offersReason
-          onClose={() => setSwitched(null)}
+          onClose={() => setToggled(null)}
           onConfirm={async (reason) => {
             await api.patch("/api/v1/platforms/{platform_id}", {
-              path: { platform_id: switched.platform_id },
-              body: { is_active: !switched.is_active, reason: reason || null },
+              path: { platform_id: toggled.platform_id },
+              body: { is_active: !toggled.is_active, reason: reason || null },
             });
-            toast("green", `${switched.display_name} is changed`);
+            toast("green", `${toggled.display_name} is changed`);
             paged.reload();
           }}
         >
           <p>
-            {switched.is_active
+            {toggled.is_active
               ? "New submissions of this platform will be refused. Published data is not affected."
               : "The platform can submit again."}
           </p>

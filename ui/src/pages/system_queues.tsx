@@ -104,7 +104,7 @@ function LimitDialog(props: { queue: Queue; onClose: () => void; onChange: (limi
       onConfirm={async () => {
         const limit = text.trim() === "" ? null : Number(text);
         if (limit !== null && (!Number.isInteger(limit) || limit < 1))
-          throw new Error("Enter a whole number from 1, or leave it empty for no limit.");
+          throw new Error("Enter a whole number of at least 1, or leave the field empty for no limit.");
         await props.onChange(limit);
       }}
     >

@@ -1,4 +1,4 @@
-/** One workflow: its graph, running it, its earlier definitions, and how its jobs went. */
+/** One workflow: its graph, a form to run it, statistics of its jobs, and its earlier definitions. */
 import { useState } from "preact/hooks";
 import { ApiProblem, api, type Schemas } from "../api/client";
 import { Banner, Card, CopyId, Elapsed, Empty, Facts, Loaded, ProblemView, Tabs, Time } from "../components/basics";

@@ -1,6 +1,6 @@
-/** All workflows that can be run, and running one's own. */
+/** All workflows that can be run, and an editor that checks and runs a workflow of the user. */
 import { useState } from "preact/hooks";
-import { api, csrfHeaders, fetched, problemOf, type Schemas } from "../api/client";
+import { api, csrfHeaders, fetchResponse, problemOf, type Schemas } from "../api/client";
 import { Banner, Card, Empty, Loaded, ProblemView, SearchBox, Tabs } from "../components/basics";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
@@ -211,7 +211,7 @@ function Own() {
 }
 
 async function validateText(text: string): Promise<Check> {
-  const response = await fetched("/api/v1/workflows/validate", {
+  const response = await fetchResponse("/api/v1/workflows/validate", {
     method: "POST",
     headers: { "Content-Type": "application/yaml", Accept: "application/json", ...csrfHeaders() },
     body: text,

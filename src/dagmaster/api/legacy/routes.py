@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
-from dagmaster.api.jobs import of_one_moment, view_of_snapshot
+from dagmaster.api.jobs import consistent_snapshot, view_of_snapshot
 from dagmaster.api.legacy import shapes
 from dagmaster.api.legacy.forward import FORWARDED, OldResponse, OldSystem
 from dagmaster.api.legacy.submission import (
@@ -40,7 +40,7 @@ from dagmaster.operations.assets.repeated import failed_before
 from dagmaster.operations.assets.request import check
 from dagmaster.operations.assets.submit import submit_checked
 from dagmaster.operations.rerun import retry
-from dagmaster.operations.submit import answer_about, submit_once
+from dagmaster.operations.submit import earlier_result, submit_once
 from dagmaster.storage import Zone
 from dagmaster.web.authentication import needs, require
 from dagmaster.workflows.model import FanOutNode, Workflow
@@ -106,7 +106,9 @@ async def submit_job(
     submission = read_submission(job_type, await _body_of(request), resume=resume, force=force_reprocess)
     if old_system is not None and not services.settings.legacy_read_only and services.shares.is_forwarded(submission):
         require(caller, Permission.ASSETS_SUBMIT)
-        return _passed_on(await old_system.change(f"/api/jobs/submit/{job_type}", _options(submission), by=caller.name))
+        return _passed_on(
+            await old_system.change(f"/api/jobs/submit/{job_type}", _body_for_old_system(submission), by=caller.name)
+        )
     workflow = _workflow_of(services.library, submission)
     result = await _submit(services, caller, submission, workflow)
     return await _submitted(services, result, job_type)
@@ -143,7 +145,7 @@ async def _body_of(request: Request) -> dict[str, Any]:
     return body
 
 
-def _options(submission: OldSubmission) -> dict[str, Any]:
+def _body_for_old_system(submission: OldSubmission) -> dict[str, Any]:
     """The body for the old system."""
     options = {"resume": submission.resume, "force_reprocess": submission.force}
     return {**submission.parameters, **{name: True for name, is_set in options.items() if is_set}}
@@ -156,7 +158,7 @@ async def _submit(
         require(caller, Permission.ASSETS_SUBMIT)
         return await _submit_raster(services, caller, submission, workflow)
     request = job_request(submission, workflow, submitted_by=caller.name)
-    async with services.ledgers.one() as ledger:
+    async with services.ledgers.acquire() as ledger:
         return await submit_once(ledger, services.library, request, force=submission.force, resume=submission.resume)
 
 
@@ -173,8 +175,8 @@ async def _submit_raster(
         job_id = result.job_id
         if result.outcome not in ("already_processing", "already_completed"):
             return SubmissionResult(status="accepted", job_id=job_id, job_status=JobStatus.PENDING)
-    async with services.ledgers.one() as ledger:
-        response = await answer_about(ledger, job_id, resume=submission.resume, by=caller.name)
+    async with services.ledgers.acquire() as ledger:
+        response = await earlier_result(ledger, job_id, resume=submission.resume, by=caller.name)
     # Retention has deleted the job, but not its results.
     return response or SubmissionResult(status="already_completed", job_id=job_id, job_status=JobStatus.COMPLETED)
 
@@ -229,20 +231,20 @@ async def retry_stage(
     """Only for jobs that failed or succeeded in part, and for stages that were reached. Everything that depends on the
     stage runs again too."""
     try:
-        known = _uuid(job_id)
-        async with services.ledgers.one() as ledger:
-            job = await ledger.load_job(known)
+        own_id = _uuid(job_id)
+        async with services.ledgers.acquire() as ledger:
+            job = await ledger.load_job(own_id)
             if job is None:
-                raise no_such_job(known)
-            chosen = shapes.retried_stage(known, job.status, shapes.old_stages(job.view()), stage)
+                raise no_such_job(own_id)
+            chosen = shapes.retried_stage(own_id, job.status, shapes.old_stages(job.view()), stage)
             part = JobPart(stage=str(chosen.label_number))
-            await retry(ledger, known, part, by=caller.name, reason="a stage was retried with the old API")
+            await retry(ledger, own_id, part, by=caller.name, reason="a stage was retried with the old API")
     except NotFound as error:
         if old_system is None or error.code != "job.not-found":
             raise
         require(caller, Permission.ASSETS_SUBMIT)
         return _passed_on(await old_system.change(f"/api/jobs/retry-stage/{job_id}/{stage}", {}, by=caller.name))
-    return _json(shapes.retry_shape(known, stage))
+    return _json(shapes.retry_shape(own_id, stage))
 
 
 @router.get(
@@ -263,24 +265,24 @@ async def list_tasks(
     old_system: OldSystemIfAny,
 ) -> Response:
     try:
-        known = _uuid(job_id)
-        job = await services.reads.job(known)
+        own_id = _uuid(job_id)
+        job = await services.reads.job(own_id)
         graph = await services.reads.graph(job.definition_hash)
     except NotFound as error:
         query = {"limit": limit, "offset": offset} | ({} if stage is None else {"stage": stage})
         return await _read_from_old_system(old_system, error, f"/api/dbadmin/tasks/{job_id}", query)
     numbers = shapes.stage_numbers(graph)
     nodes = [name for name in graph.order if name in graph.work and stage in (None, numbers.get(name))]
-    tasks = await services.reads.old_tasks(known, nodes, limit=limit + 1, offset=offset)
+    tasks = await services.reads.old_tasks(own_id, nodes, limit=limit + 1, offset=offset)
     following = offset + limit if len(tasks) > limit else None
-    shape = shapes.tasks_shape(known, job.workflow_id, graph, tasks[:limit], stage=stage, next_offset=following)
+    shape = shapes.tasks_shape(own_id, job.workflow_id, graph, tasks[:limit], stage=stage, next_offset=following)
     return _json(shape)
 
 
 async def _job_and_view(services: ApiServices, job_id: UUID) -> tuple[Job, JobView, Snapshot]:
     job = await services.reads.job(job_id)
     graph = await services.reads.graph(job.definition_hash)
-    job, snapshot = await of_one_moment(services, job, graph.order)
+    job, snapshot = await consistent_snapshot(services, job, graph.order)
     return job, view_of_snapshot(job, graph, snapshot), snapshot
 
 

@@ -1,6 +1,6 @@
 """Which submissions to the old API run here, and which are forwarded to the old system. Pure.
 
-`place_of` computes a number between 0 and 100 for each submission, from its workflow and its parameters alone. The
+`bucket_of` computes a number between 0 and 100 for each submission, from its workflow and its parameters alone. The
 submission is forwarded if this number is below the percentage of its job type. So the same submission always goes to
 the same system, and lowering a percentage only moves submissions from the old system to this one.
 """
@@ -16,7 +16,7 @@ from dagmaster.api.legacy.submission import OldSubmission
 from dagmaster.errors import InvalidRequest
 
 _OTHERS: Final = "*"
-_PLACES: Final = 1_000_000
+_BUCKETS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class Shares:
 
     def is_forwarded(self, submission: OldSubmission) -> bool:
         percent = self.percentages.get(submission.workflow_id, self.percentages.get(_OTHERS, 0.0))
-        return place_of(submission) < percent
+        return bucket_of(submission) < percent
 
 
-def place_of(submission: OldSubmission) -> float:
+def bucket_of(submission: OldSubmission) -> float:
     """A number from 0 to below 100. `resume`, `force_reprocess` and parameters that are null do not affect it."""
     parameters = {name: value for name, value in submission.inputs.items() if value is not None}
     canonical = json.dumps([submission.workflow_id, parameters], sort_keys=True, separators=(",", ":"))
     number = int.from_bytes(hashlib.sha256(canonical.encode()).digest()[:8], "big")
-    return number % _PLACES * 100 / _PLACES
+    return number % _BUCKETS * 100 / _BUCKETS

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from dagmaster.api.legacy.names import job_type_of
 from dagmaster.api.legacy.shapes import TASK_LIST_FIELDS, spelled_twice
 from dagmaster.client.models.assets import AssetSubmissionRequest
-from dagmaster.dataset_ids import LONGEST, dataset_id_from, is_reserved, own_dataset_id
+from dagmaster.dataset_ids import MAX_ID_LENGTH, dataset_id_from, is_reserved, job_dataset_id
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.model import Submission
 from dagmaster.workflows.model import Workflow
@@ -134,7 +134,7 @@ def dataset_name(collection_id: str | None, container: str | None, blobs: str | 
     if f"{name}{_SUFFIX}" == blobs and collection_id is container is None and not is_reserved(name):
         return name
     digest = sha256(repr((collection_id, container, blobs)).encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{name[: LONGEST - _DIGITS_OF_HASH - 1].rstrip('-_.')}-{digest[:_DIGITS_OF_HASH]}"
+    return f"{name[: MAX_ID_LENGTH - _DIGITS_OF_HASH - 1].rstrip('-_.')}-{digest[:_DIGITS_OF_HASH]}"
 
 
 def _source(parameters: dict[str, Any], *, is_many: bool) -> tuple[str | None, str | list[str]]:
@@ -163,7 +163,7 @@ def _registration(parameters: dict[str, Any]) -> dict[str, Any]:
     if not job_ids or parameters.get("dataset_id") is not None:
         return parameters
     try:
-        return {**parameters, "dataset_id": own_dataset_id(UUID(str(job_ids[0])))}
+        return {**parameters, "dataset_id": job_dataset_id(UUID(str(job_ids[0])))}
     except ValueError:
         raise _invalid("`job_id` is not the id of a job of this platform", "job_id") from None
 

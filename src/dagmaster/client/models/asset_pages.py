@@ -99,9 +99,9 @@ class Provenance(ApiModel):
     version_ordinal: int
     revision: int
     source: StoredObject = {}
-    source_size: int | None = None
+    source_size: int | None = Field(None, description="The size of the source in bytes")
     content_hash: str | None = None
-    same_content_as: int | None = None
+    same_content_as: int | None = Field(None, description="Another version with the same content")
     workflow_id: str | None = None
     workflow_version: str | None = None
     definition_hash: str | None = Field(None, description="Null if the job was deleted")

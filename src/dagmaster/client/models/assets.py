@@ -72,7 +72,12 @@ class SubmissionEstimate(ApiModel):
 
 class AssetSubmissionResult(ApiModel):
     """`outcome` says what was created, or that the same data was submitted before. With `dry_run` nothing was created:
-    the ids of new rows are null, and `refusal` has the reason if the submission would be refused."""
+    the ids of new rows are null, and `refusal` has the reason if the submission would be refused.
+
+    `same_content_as` is the number of another version with the same content. `superseded_job_id` is the job of the
+    previous revision, which is cancelled because it is no longer needed. `is_tiled` and `estimate` are set only with
+    `dry_run`.
+    """
 
     request_id: str | None
     outcome: Extensible[SubmissionAnswer] | None
@@ -137,7 +142,11 @@ class ExternalCopiesInfo(ApiModel):
 
 class RevisionInfo(ApiModel):
     """`findings` are those of the validation and the processing, the most severe first. They are kept when the job is
-    deleted."""
+    deleted.
+
+    `reviewed_as` is the decision on this revision. `same_content_as` is the number of another version with the same
+    content. `is_export_due`: the revision must be copied to the external zone. At `purged_at` its data was removed.
+    """
 
     revision: int
     processing_state: Extensible[Literal["queued", "processing", "completed", "failed"]]
@@ -194,7 +203,7 @@ class AssetSummary(ApiModel):
     exposure: Extensible[ExposureLevel]
     latest_approved_version_ordinal: int | None = None
     version_count: int = 0
-    to_review: int = 0
+    to_review: int = Field(0, description="The number of versions that wait for a review")
     deleted_at: datetime | None = None
     created_at: datetime
     updated_at: datetime
@@ -214,6 +223,8 @@ class AssetInfo(AssetSummary):
 
 
 class AssetHistoryEntry(ApiModel):
+    """An event of an asset: who did what, when and why."""
+
     event_id: int
     action: str
     actor: str
@@ -244,6 +255,8 @@ class ApproveRequest(RequestModel):
 
 
 class RejectRequest(RequestModel):
+    """`revision` is the number of the revision that was reviewed; the request is refused if a newer one exists."""
+
     reason: Reason
     revision: Annotated[int, Field(ge=1)] | None = None
 
@@ -263,6 +276,8 @@ class ReasonRequest(RequestModel):
 
 
 class PlatformInfo(ApiModel):
+    """A platform. `version_ref` is the reference that names the version; the other required ones identify the asset."""
+
     platform_id: str
     display_name: str
     required_refs: list[str]

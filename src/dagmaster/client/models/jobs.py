@@ -211,7 +211,8 @@ class JobDetail(ApiModel):
     deliverables: Mapping[str, Deliverable] = Field(
         {}, description="The entries of its result, and whether they can be used"
     )
-    trouble: str | None = Field(None, description="The error, if orchestrators fail to advance the job")
+    advance_error: str | None = Field(None, description="The error, if orchestrators fail to advance the job")
+    trouble: str | None = Field(None, description="The former name of `advance_error`", deprecated=True)
 
     @property
     def job_id(self) -> UUID:

@@ -83,7 +83,8 @@ class ProgressCounts(ApiModel):
 
 
 class PublicNode(NodeSummary):
-    """A node, or a child of a fan_out. `state` is the status to display: a fan_out runs as long as its children do."""
+    """A node, or a child of a fan_out. `state` is the status to display: a fan_out runs as long as its children do.
+    `not_before` is the time of its next retry."""
 
     type: str
     stage: str
@@ -132,7 +133,8 @@ class JobLogLine(LogLine):
 
 
 class Attempt(ApiModel):
-    """One attempt of a node: its task, and the report of its worker. `accepted` is false if the report was too late."""
+    """One attempt of a node: its task, and the report of its worker. `accepted` is false if the report was too late. An
+    attempt that has not started by `expires_at` fails (`queue_timeout_seconds` of the workflow)."""
 
     attempt: int
     task_id: str

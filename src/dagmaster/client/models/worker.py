@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, ConfigDict, Field, JsonValue
+from pydantic import AliasChoices, AwareDatetime, ConfigDict, Field, JsonValue
 
 from dagmaster.client.models.base import ApiModel, RequestModel
 from dagmaster.jobs.states import Blame
@@ -104,7 +104,7 @@ class SentLogLine(RequestModel):
 
 
 class AttemptError(RequestModel):
-    """Why an attempt failed. `blame` is the cause, which decides about retries. Other fields are stored too."""
+    """Why an attempt failed. `blame` is the cause, which decides about retries. Additional fields are stored."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -125,17 +125,19 @@ class AttemptReport(AttemptKey):
 
 
 class TaskDemand(RequestModel):
-    """How many tasks the worker takes: `light` handlers share its event loop, `heavy` ones have a process each."""
+    """How many tasks the worker can take: `light` of handlers that share its event loop, and `heavy` of handlers that
+    run in a process of their own."""
 
     queues: Annotated[list[Name], Field(max_length=MAX_QUEUES)] = []
     light_handlers: Handlers = []
     light: Count = 0
     heavy_handlers: Handlers = []
     heavy: Count = 0
-    rooms: Annotated[
-        dict[Name, Count],
-        Field(max_length=MAX_QUEUES, description="Free slots of queues whose concurrency the worker limits"),
-    ] = {}
+    free_slots: Annotated[dict[Name, Count], Field(max_length=MAX_QUEUES)] = Field(
+        {},
+        validation_alias=AliasChoices("free_slots", "rooms"),
+        description="Free slots of the queues whose concurrency the worker limits. Also accepted as `rooms`",
+    )
 
 
 class ExchangeRequest(RequestModel):

@@ -18,10 +18,10 @@ from psycopg.rows import dict_row
 
 from dagmaster import faults
 from dagmaster.database.catalog.pgstac import extent_of
-from dagmaster.database.connect import REVIEWED, Connection, Database, translate_errors
+from dagmaster.database.connect import REVIEWED, Connection, ConnectionPool, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
-from dagmaster.dataset_ids import is_of_job, own_dataset_id
+from dagmaster.dataset_ids import is_of_job, job_dataset_id
 from dagmaster.errors import UnfitData
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ class RevisionKey:
 class RevisionDocuments:
     """The documents of one revision, as its job writes them, on the connections of the worker."""
 
-    def __init__(self, database: Database, key: RevisionKey, job_id: UUID) -> None:
+    def __init__(self, database: ConnectionPool, key: RevisionKey, job_id: UUID) -> None:
         self._database = database
         self._key = key
         self._job_id = job_id
@@ -71,7 +71,7 @@ class RevisionDocuments:
         return len(items)
 
     async def missing(self, item_ids: Sequence[str]) -> list[str]:
-        """Those of the ids for which the revision has no item."""
+        """The given ids for which the revision has no item."""
         with translate_errors():
             async with self._database.connection() as connection:
                 return await self._missing(connection, item_ids)
@@ -103,7 +103,7 @@ class RevisionDocuments:
         with translate_errors(), _blaming_data(self._key):
             async with self._database.connection() as connection:
                 async with connection.transaction():
-                    # Any job may write the dataset of a job, as `stac_register` does: these are never published.
+                    # Any job may write the dataset of another job, as `stac_register` does: it is never published.
                     if not is_of_job(self._key.dataset_id):
                         values = self._key.values(job_id=self._job_id)
                         (row,) = await dicts(connection, "documents_writer", values)
@@ -114,11 +114,12 @@ class RevisionDocuments:
 
 
 def refuse_other_writer(connection: psycopg.Connection[Any], key: RevisionKey, job_id: UUID) -> None:
-    """Raise UnfitData unless the job processes this revision of an asset, or the dataset is its own.
+    """Raise UnfitData unless the job processes this revision of an asset, or the dataset is the job's own.
 
-    A job of a release that had no assets may write a dataset that no asset has: it is adopted when the job has ended.
+    A job that an earlier release created, before there were assets, may write a dataset that belongs to no asset: the
+    dataset is adopted when the job has ended.
     """
-    if key.dataset_id == own_dataset_id(job_id):
+    if key.dataset_id == job_dataset_id(job_id):
         return
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(query("documents_writer").encode(), key.values(job_id=job_id)).fetchone()
@@ -140,11 +141,11 @@ def _refuse_other_writer(key: RevisionKey, job_id: UUID, row: Mapping[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class EarlierRevision:
-    """The description in the documents of an earlier revision: `properties` are those of one of its items.
+    """What the documents of an earlier revision say: `properties` are those of one of its items, `item_id`.
 
-    It belongs to the same version, or if that has none to the newest other version. `newest` is the newest completed
-    revision of the same version, `created` is when that version was made first, and `times` are the times of its items
-    by id, if they differ.
+    It is the newest completed revision of the same version; if there is none, that of the newest other version, with
+    the number `ordinal`. Three fields describe the same version only: `newest` is its newest completed revision,
+    `created` is when it was made first, and `times` has the times of its items by id, if they differ.
     """
 
     item_id: str
@@ -156,7 +157,7 @@ class EarlierRevision:
 
 
 def read_earlier(connection: psycopg.Connection[Any], key: RevisionKey) -> EarlierRevision | None:
-    """Read it on the connection of a plain handler. None for the first revision of a dataset."""
+    """Read the earlier revision on the connection of a plain handler. None for the first revision of a dataset."""
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(query("documents_earlier").encode(), key.values()).fetchone()
     if row is None:

@@ -114,7 +114,7 @@ async def _carry_out(
 
 
 def situation_of(row: Mapping[str, Any]) -> ExternalSituation:
-    """From a row of `copies_lock`, or of `asset_revisions_of` with the same names."""
+    """The situation in a row of `copies_lock`, or in any row with the same column names."""
     job = None
     if row["job_id"] is not None:
         is_withdrawal = row["job_workflow_id"] == WITHDRAWAL_WORKFLOW
@@ -130,8 +130,8 @@ def situation_of(row: Mapping[str, Any]) -> ExternalSituation:
     )
 
 
-def described(row: Json) -> Json:
-    """The columns of a revision without those of its external copies, which become one field."""
+def with_external_field(row: Json) -> Json:
+    """The columns of a revision, with those of its external copies combined in the field `external`."""
     names = (
         "export_due_at",
         "withdrawal_due_at",
@@ -259,10 +259,10 @@ class ExternalSession:
         values = target.key.values(job_id=self._job_id, is_export=self._is_export)
         return bool(self._dicts("copies_is_current", values)[0]["is_current"])
 
-    def doubt(self, target: ExternalTarget) -> None:
-        """Record that this job removed copies although it was no longer the current one. They may be due again."""
+    def require_export_again(self, target: ExternalTarget) -> None:
+        """Make the export due again if the revision is exported: this job, which is not current, has removed copies."""
         with translate_errors():
-            self._connection.execute(query("copies_doubt").encode(), target.key.values())
+            self._connection.execute(query("copies_require_again").encode(), target.key.values())
 
     def batches(self, target: ExternalTarget, size: int) -> list[tuple[str, int]]:
         """The id of the last document of each batch, and the number of documents."""

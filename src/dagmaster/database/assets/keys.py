@@ -54,7 +54,7 @@ class KeyChange:
 
 class KeyStore:
     """Use it with `async with`; the database need not be available when it is entered. Requests find keys and sessions
-    by `lookups`."""
+    through `lookups`."""
 
     def __init__(
         self, dsn: str, role: str = "keys", size: int = _POOL_SIZE, *, lookups: PreparedReads | None = None
@@ -95,7 +95,7 @@ class KeyStore:
             return created
 
     async def create_first(self, key: NewKey, change: KeyChange) -> KeyInfo | None:
-        """Create the key if there was never one. If several processes start together, only one creates it."""
+        """Create the key if no key was ever created. If several processes start together, only one creates it."""
         async with self._connected() as connection:
             async with connection.transaction():
                 await connection.execute(query("lock_keys"))

@@ -51,7 +51,7 @@ class LayerStore(AssetStore):
         platform_id: str | None = None,
         keyword: str | None = None,
     ) -> list[LayerInfo]:
-        """Published layers, by dataset id and name. `after` is that of the last layer of the previous page."""
+        """Published layers, by dataset id and name. `after` has both of the last layer of the previous page."""
         values = {
             "clearances": sorted(clearances),
             "limit": limit,
@@ -102,9 +102,9 @@ class LayerStore(AssetStore):
             await writer(asset.dataset_id).publish_metadata(connection, asset.state.published)
             if is_external:
                 is_changed = is_changed or info.external != "published"
-                await layers.want_externally(connection, asset.asset_id, layer, decision.actor)
+                await layers.publish_externally(connection, asset.asset_id, layer, decision.actor)
             elif is_changed:
-                await layers.follow_externally(connection, asset.asset_id)
+                await layers.make_due_externally(connection, asset.asset_id)
             await _record(connection, decision, asset, layer, is_changed=is_changed)
             return LayerChange(await _read(connection, asset.asset_id, layer), is_changed)
 

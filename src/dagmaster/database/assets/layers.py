@@ -60,18 +60,20 @@ async def remove_layer(connection: Connection, asset_id: str, layer: str) -> boo
     return bool(await dicts(connection, "layer_catalog_remove", {"asset_id": asset_id, "layer": layer}))
 
 
-async def follow(connection: Connection, asset_id: str) -> None:
+async def follow_asset(connection: Connection, asset_id: str) -> None:
     """After a change of who may see the asset: withdraw its layers, or change their clearance, also in the external
     database."""
-    for name in ("layer_catalog_withdraw", "layer_catalog_clear", "layer_external_follow"):
+    for name in ("layer_catalog_withdraw", "layer_catalog_clear", "layer_external_make_due"):
         await connection.execute(query(name), {"asset_id": asset_id})
 
 
-async def follow_externally(connection: Connection, asset_id: str) -> None:
-    await connection.execute(query("layer_external_follow"), {"asset_id": asset_id})
+async def make_due_externally(connection: Connection, asset_id: str) -> None:
+    """Make those layers of an asset due again that the external database has."""
+    await connection.execute(query("layer_external_make_due"), {"asset_id": asset_id})
 
 
-async def want_externally(connection: Connection, asset_id: str, layer: str, actor: str) -> None:
+async def publish_externally(connection: Connection, asset_id: str, layer: str, actor: str) -> None:
+    """Request that the layer is published to the external database."""
     values = {"asset_id": asset_id, "layer": layer, "actor": actor}
     await connection.execute(query("layer_external_want"), values)
 

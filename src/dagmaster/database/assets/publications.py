@@ -23,7 +23,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class LayerTexts:
-    """Published metadata of a layer. Two with the same digest are equal."""
+    """Published metadata of a layer. Equal digests mean equal metadata."""
 
     digest: str
     metadata: Json = field(compare=False)
@@ -33,10 +33,10 @@ class LayerTexts:
 class AssetPublication:
     """An asset and one of its versions, as access decisions need them.
 
-    `version` is None if the asset does not have the version. `latest` is the same for the latest version; None if none
-    is approved. `processed_revision` is the requested revision if its processing completed and it is still stored; if
-    the request named none, the newest of those. `metadata` is what people have written about the raster, as it was
-    published.
+    `version` is None if the asset does not have the requested version. `latest` describes the latest approved version;
+    None if no version is approved. `processed_revision` is the requested revision if its processing completed and it
+    is still stored; if the request names no revision, the newest such revision. `metadata` is the published metadata of
+    the layer `raster`.
     """
 
     asset_id: str
@@ -47,8 +47,8 @@ class AssetPublication:
     metadata: LayerTexts | None = None
 
     def chosen_revision(self, requested: int | None) -> int | None:
-        """The requested revision; without a request the approved one, or if there is none the newest that was
-        processed. None if the version does not have it."""
+        """The requested revision; if none is requested, the approved one, or else the newest one that was processed.
+        None if the version has no such revision."""
         approved = self.version.approved_revision if self.version else None
         return approved if approved is not None and requested in (None, approved) else self.processed_revision
 
@@ -130,7 +130,7 @@ async def read_signing_secret(read: ReadDicts, key_id: str) -> str | None:
 
 
 async def ensure_signing_key(connection: Connection) -> LinkKey:
-    """The key of new links: the newest. All servers share it; the first that needs one creates it."""
+    """The key that signs new links: the newest one. All servers share it; the first that needs a key creates it."""
     while not (rows := await dicts(connection, "newest_signing_key", {})):
         await connection.execute(query("add_first_signing_key"), {"secret": secrets.token_urlsafe(_SECRET_BYTES)})
     return LinkKey(rows[0]["key_id"], rows[0]["secret"])

@@ -23,14 +23,14 @@ from dagmaster.client.models.assets import (
     VersionInfo,
 )
 from dagmaster.database.assets import external
-from dagmaster.database.connect import Connection, Database, pool, translate_errors
+from dagmaster.database.connect import Connection, ConnectionPool, pool, translate_errors
 from dagmaster.database.notify.notifier import Notifier
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 from dagmaster.errors import NotFound
 
 POOL_SIZE = 6
-# Filters are optional: one plan for all of them would use none of the indexes.
+# Filters are optional: one plan for all combinations of filters would use none of the indexes.
 PLANNING = {"plan_cache_mode": "force_custom_plan"}
 
 
@@ -59,7 +59,7 @@ class AssetReads:
 
     def __init__(
         self,
-        database: str | Database,
+        database: str | ConnectionPool,
         *,
         notifier: Notifier | None = None,
         role: str = "assets",
@@ -94,7 +94,7 @@ class AssetReads:
         states: Sequence[str] | None = None,
         visible: VisibleAssets | None = None,
     ) -> list[ListedAsset]:
-        """Newest first; without `visible`, all of them. `after` is (created_at, asset_id) of the last one of the
+        """Newest first; without `visible`, all assets. `after` is (created_at, asset_id) of the last one of the
         previous page. `text` is searched in ids, titles and references; `refs` must all be among the references that
         identify the asset."""
         after_at, after_id = after or (None, None)
@@ -166,7 +166,7 @@ class AssetReads:
         return models(AssetRequestInfo, await self._dicts("asset_requests", values))
 
     async def asset(self, key: str) -> AssetInfo:
-        """By asset id or dataset id. `NotFound` if there is none; deleted ones are found."""
+        """By asset id or dataset id. `NotFound` if there is none; a deleted asset is returned too."""
         async with self._connected() as connection:
             return await read_asset(connection, key)
 
@@ -199,7 +199,7 @@ class AssetReads:
         raise no_such_platform(platform_id)
 
     async def submission(self, request_id: str, platform_id: str | None = None) -> SubmissionStatus:
-        """The submission of this platform, or without one of any platform; Conflict if several platforms use the id."""
+        """The submission with this id, of one platform or of any; Conflict if several platforms use the id."""
         platform_ids = [platform_id] if platform_id else [each.platform_id for each in await self.platforms()]
         values = {"request_ids": possible_ids(request_id, platform_ids)}
         rows = models(SubmissionStatus, await self._dicts("asset_submission", values))
@@ -251,7 +251,7 @@ def no_such_platform(platform_id: str) -> NotFound:
 def _asset_of(row: dict[str, Any], versions: list[dict[str, Any]], revisions: list[dict[str, Any]]) -> AssetInfo:
     by_version: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for revision in revisions:
-        by_version[revision.pop("version_ordinal")].append(external.described(revision))
+        by_version[revision.pop("version_ordinal")].append(external.with_external_field(revision))
     shown = [_version_of(row, version, by_version[version["version_ordinal"]]) for version in versions]
     return AssetInfo.model_validate({**row, "versions": shown})
 

@@ -1,4 +1,4 @@
-"""The rows of one asset as the state that the rules read, and the difference of two states as rows."""
+"""Load the rows of one asset as the state that the rules read, and write the difference between two states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class LoadedAsset:
     asset_id: str
     dataset_id: str
     state: AssetState
-    jobs: Mapping[int, UUID | None] = field(default_factory=dict)  # of the newest revisions, by ordinal
+    jobs: Mapping[int, UUID | None] = field(default_factory=dict)  # jobs of the newest revisions, by ordinal
     b2b_may_approve: bool = False  # a setting of its platform
 
 

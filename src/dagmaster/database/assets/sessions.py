@@ -13,7 +13,7 @@ from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 
-_FORGOTTEN_AT_ONCE = 100
+_DELETED_PER_SIGN_IN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SessionStore:
         return next(iter(models(StoredSession, rows)), None)
 
     async def start(self, text: SessionText, person: SignIn, *, lasts_seconds: float, request_id: str | None) -> None:
-        """Also deletes some of the sessions that ended long ago."""
+        """Start a session. Also deletes some of the sessions that ended long ago."""
         values = {
             "session_id": text.session_id,
             "secret_hash": text.hash,
@@ -56,7 +56,7 @@ class SessionStore:
         }
         async with self._connected() as connection:
             await dicts(connection, "start_session", values)
-            await connection.execute(query("forget_sessions"), {"limit": _FORGOTTEN_AT_ONCE})
+            await connection.execute(query("forget_sessions"), {"limit": _DELETED_PER_SIGN_IN})
 
     async def end(self, session_id: str, *, request_id: str | None) -> bool:
         """False if the session had ended before."""

@@ -54,7 +54,7 @@ class AssetStore(AssetSubmissions):
             await rows.write_change(connection, asset, change, decision)
             held, wanted = asset.state.published, change.state.published
             if held != wanted or asset.state.clearance != change.state.clearance:
-                await layers.follow(connection, asset.asset_id)
+                await layers.follow_asset(connection, asset.asset_id)
             if held != wanted:
                 await publish(connection, asset.dataset_id, held, wanted)
             return await read_asset(connection, asset.asset_id)
@@ -72,11 +72,11 @@ class AssetStore(AssetSubmissions):
         async def act(connection: Connection) -> AssetInfo:
             asset = await self._lock(connection, key, [ordinal])
             await _require_unchanged(connection, asset.asset_id, if_match)
-            ordinal_of, revision = rule(asset)
-            values = {"asset_id": asset.asset_id, "ordinal": ordinal_of, "revision": revision}
+            edition_ordinal, revision = rule(asset)
+            values = {"asset_id": asset.asset_id, "ordinal": edition_ordinal, "revision": revision}
             if not await dicts(connection, "copies_repeat", values):
                 raise Conflict(
-                    f"a job makes or removes the external copies of version {ordinal}, revision {revision}",
+                    f"a job makes or removes the external copies of version {edition_ordinal}, revision {revision}",
                     code="export.running",
                     hint="wait until the job has ended; `dagmaster assets show` has its id",
                 )
@@ -123,7 +123,7 @@ class AssetStore(AssetSubmissions):
         return jobs
 
     async def record(self, decision: Decision) -> None:
-        """Write an action of a caller to the audit log that is not a change of an asset, platform or key."""
+        """Write an action of a caller that changes no asset, platform or key to the audit log."""
 
         async def act(connection: Connection) -> None:
             await rows.add_event(connection, decision)
@@ -134,7 +134,7 @@ class AssetStore(AssetSubmissions):
         async def act(connection: Connection) -> PlatformInfo:
             added = models(PlatformInfo, await dicts(connection, "asset_platform_add", values))
             if not added:
-                raise Conflict(f"the platform '{values['platform_id']}' exists", code="platform.exists")
+                raise Conflict(f"the platform '{values['platform_id']}' exists already", code="platform.exists")
             await rows.add_event(connection, decision, platform_id=values["platform_id"])
             return added[0]
 

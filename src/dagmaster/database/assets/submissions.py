@@ -1,4 +1,4 @@
-"""Submissions: asset, version, revision, request and job in one transaction."""
+"""Submissions: asset, version, revision, request and job are created in one transaction."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 from dagmaster.errors import Conflict
 
-_MAKING_JOBS = (SubmissionOutcome.NEW_ASSET, SubmissionOutcome.NEW_VERSION, SubmissionOutcome.NEW_REVISION)
+_OUTCOMES_WITH_NEW_JOB = (SubmissionOutcome.NEW_ASSET, SubmissionOutcome.NEW_VERSION, SubmissionOutcome.NEW_REVISION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class AssetSubmissions(AssetTransactions):
         """Create what `decide` says, and the job. A repeated request gets the same answer as the first."""
 
         async def act(connection: Connection) -> SubmittedAsset:
-            stored_id, known = await _known(connection, new)
-            if known is not None:
-                return known
+            stored_id, answer = await _earlier_answer(connection, new)
+            if answer is not None:
+                return answer
             asset, is_new = await _lock_or_create(connection, new)
             decision = decide(None if is_new else asset.state)
             version = decision.state.version(decision.ordinal)
@@ -107,7 +107,7 @@ class AssetSubmissions(AssetTransactions):
                 await rows.lock_versions(connection, asset.asset_id, [decision.ordinal])
                 asset = await rows.load(connection, await _row(connection, asset.asset_id))
                 decision = decide(asset.state)  # decide again: a job may have changed the version before the lock
-            if decision.outcome in _MAKING_JOBS:
+            if decision.outcome in _OUTCOMES_WITH_NEW_JOB:
                 submitted = await _create(connection, new, asset, decision, make_job)
             else:
                 submitted = await _answer(connection, asset, decision)
@@ -120,9 +120,9 @@ class AssetSubmissions(AssetTransactions):
         return submitted
 
     async def earlier_answer(self, new: NewSubmission) -> SubmittedAsset | None:
-        """The answer that this request got when it was sent before. Refused if its id belongs to another request."""
+        """The answer that this request got when it was sent before. Conflict if its id belongs to another."""
         async with self._connected() as connection:
-            return (await _known(connection, new))[1]
+            return (await _earlier_answer(connection, new))[1]
 
     async def dataset_id_for(self, new: NewSubmission) -> str:
         """The dataset id that the asset has, or would get."""
@@ -135,12 +135,12 @@ class AssetSubmissions(AssetTransactions):
         return new.dataset_ids[-1]
 
     async def past_runs(self, workflow_id: str, limit: int) -> list[PastRun]:
-        """The last completed ones, newest first."""
+        """The last completed runs of a workflow, newest first."""
         return models(PastRun, await self._dicts("asset_past_runs", {"workflow_id": workflow_id, "limit": limit}))
 
 
-async def _known(connection: Connection, new: NewSubmission) -> tuple[str, SubmittedAsset | None]:
-    """Under which id the request is stored, and the answer to the same request, if it was given before."""
+async def _earlier_answer(connection: Connection, new: NewSubmission) -> tuple[str, SubmittedAsset | None]:
+    """The id under which the request is stored, and its answer if the same request was sent before."""
     request_ids = possible_ids(new.request_id, [new.platform_id])
     stored_id, own_id = request_ids
     for row in await dicts(connection, "asset_submission", {"request_ids": request_ids}):
@@ -153,7 +153,7 @@ async def _known(connection: Connection, new: NewSubmission) -> tuple[str, Submi
                 code="submission.id-taken",
                 hint="use another request id",
             )
-        known = SubmittedAsset(
+        answer = SubmittedAsset(
             row["outcome"],
             row["asset_id"],
             row["dataset_id"],
@@ -165,7 +165,7 @@ async def _known(connection: Connection, new: NewSubmission) -> tuple[str, Submi
             row["same_content_as"],
             row["superseded_job_id"],
         )
-        return stored_id, known
+        return stored_id, answer
     return stored_id, None
 
 
@@ -199,7 +199,7 @@ async def _lock_or_create(connection: Connection, new: NewSubmission) -> tuple[L
 
 
 async def _is_taken(connection: Connection, dataset_id: str) -> bool:
-    """Whether another asset has the id, or a collection of the catalogue that dagmaster has not written."""
+    """Whether an asset has the id, or a collection of the catalogue that belongs to no asset."""
     if await dicts(connection, "asset_find", {"key": dataset_id}):
         return True
     return await is_deployed(connection) and bool(await dicts(connection, "catalog_known", {"collection": dataset_id}))

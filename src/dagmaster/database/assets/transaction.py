@@ -26,7 +26,7 @@ class AssetTransactions(AssetReads):
     patience_seconds: float = PATIENCE_SECONDS
 
     async def _transaction(self, name: str, act: Callable[[Connection], Awaitable[T]]) -> T:
-        """Run `act` in a transaction. `name` is that of its crash points."""
+        """Run `act` in a transaction. The names of its crash points begin with `name`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience_seconds
         pause, longest = _PAUSES_SECONDS

@@ -1,4 +1,4 @@
-"""The rows of uploads. No row is locked while bytes arrive: the storage admits one writer of an upload."""
+"""The rows of uploads. No row is locked while bytes arrive: the storage allows only one writer per upload."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class UploadStore(AssetTransactions):
         return await self._upload("upload_get", {"upload_id": upload_id})
 
     async def of_blob(self, container: str, blob: str) -> Sequence[Upload]:
-        """The upload that is not finished, and the last one that is, if they exist."""
+        """The unfinished upload of this name, and the last finished one, if they exist."""
         return models(Upload, await self._dicts("uploads_of_blob", {"container": container, "blob": blob}))
 
     async def uploads(

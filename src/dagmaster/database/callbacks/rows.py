@@ -7,8 +7,8 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCallback:
-    """A callback that this process delivers now. `number` counts all its attempts, `tries` those of the current
-    series. `now` is the time of the claim by the database's clock."""
+    """A callback that this process delivers now. `number` counts all its attempts, `tries` those since it was
+    created or last repeated on request. `now` is the time of the claim by the database's clock."""
 
     callback_id: UUID
     sequence: int

@@ -128,7 +128,7 @@ async def link_versions(connection: Connection, collection_id: str, items_url: s
 async def lock_collection(connection: Connection, collection_id: str, *, creates_partitions: bool = False) -> None:
     """Wait for the locks without a statement timeout: the lock timeout ends the wait, and the caller retries.
 
-    Collections are written at the same time. A transaction that creates partitions is alone: it needs a lock on the
+    Several collections can be written at once. A transaction that creates partitions runs alone: it needs a lock on the
     table of all items, which it would otherwise never get while other collections are written one after another.
     """
     await set_limits(connection, statement_seconds=0)
@@ -140,7 +140,7 @@ async def lock_collection(connection: Connection, collection_id: str, *, creates
 async def set_limits(
     connection: Connection, *, lock_seconds: float | None = None, statement_seconds: float | None = None
 ) -> None:
-    """The time limits of the statements that follow in this transaction."""
+    """Set the time limits of the statements that follow in this transaction."""
     lock = LOCK_SECONDS if lock_seconds is None else lock_seconds
     statement = STATEMENT_SECONDS if statement_seconds is None else statement_seconds
     limits = {"lock_ms": round(lock * 1000), "statement_ms": round(statement * 1000)}
@@ -267,7 +267,7 @@ def _try_lock(connection: psycopg.Connection[Any]) -> bool:
 
 
 def _migrate(dsn: str) -> None:
-    """One transaction, by pgSTAC's own files."""
+    """Run pgSTAC's own migration, in one transaction."""
     from pypgstac.db import PgstacDB
     from pypgstac.migrate import Migrate
 

@@ -55,8 +55,8 @@ class CollectionWriter:
         await self._partitions(connection, editions)
 
     async def publish(self, connection: Connection, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
-        """Give the collection the items of the wanted editions, and no others. Editions that it had are assumed to
-        be complete: documents of a reviewed revision never change."""
+        """Give the collection the items of the wanted editions, and no others. Editions that it already has are
+        assumed to be complete: documents of a reviewed revision never change."""
         if not wanted and not await is_deployed(connection):
             return
         await _require_deployed(connection)
@@ -115,7 +115,7 @@ class CollectionWriter:
             with blaming_data(f"items of collection '{self.dataset_id}'"):
                 await connection.execute(query("catalog_publish_partitions"), self._values(editions))
         except psycopg.errors.UndefinedTable as error:
-            # pgSTAC ignores the error if it does not get the lock to create a partition, and fails here without it.
+            # pgSTAC ignores the error if it cannot lock the table to create a partition: then the partition is missing.
             raise RetryableConflict(error.diag.message_primary) from error
 
     async def _withdraw(self, connection: Connection, wanted: Sequence[Edition]) -> None:

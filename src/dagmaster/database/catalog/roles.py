@@ -18,7 +18,7 @@ def join_roles(connection: psycopg.Connection[Any]) -> None:
     with the reason.
     """
     for role in _ROLES:
-        # InvalidGrantOperation: the deployer is this role, or one of its members.
+        # InvalidGrantOperation: the current user is this role, or this role is a member of the current user.
         with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidGrantOperation):
             if not _exists(connection, role):
                 _create(connection, role)
@@ -30,7 +30,7 @@ def allow_temporary_tables(connection: psycopg.Connection[Any]) -> None:
     because the role of the gateway must not have it."""
     database = sql.Identifier(connection.info.dbname)
     for role in _WRITERS:
-        # Repeated only where it is missing: two transactions must not change the rights of a database at the same time.
+        # Granted only where it is missing: two transactions must not change the rights of a database at the same time.
         if _exists(connection, role) and not _may_create_temporary_tables(connection, role):
             grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {}").format(database, sql.Identifier(role))
             with suppress(psycopg.errors.InsufficientPrivilege):  # then the owner of the database has to grant it

@@ -73,9 +73,9 @@ class ExternalCatalog:
 async def _put(
     connection: Connection, dataset_id: str, layer: str, generation: int, content: ExternalContent | None
 ) -> bool:
-    has_catalog = await _ready(connection)
-    place = {"dataset_id": dataset_id, "layer": layer}
-    advanced = await dicts(connection, "external_advance", {**place, "generation": generation})
+    has_catalog = await _ensure_tables(connection)
+    key = {"dataset_id": dataset_id, "layer": layer}
+    advanced = await dicts(connection, "external_advance", {**key, "generation": generation})
     if not advanced:
         return False
     if has_catalog and advanced[0]["is_new"]:
@@ -85,13 +85,13 @@ async def _put(
         if has_catalog:
             await _put_documents(connection, dataset_id, content)
         return True
-    await connection.execute(query("external_remove_layer"), place)
+    await connection.execute(query("external_remove_layer"), key)
     if has_catalog:
         await connection.execute(query("external_remove_collection"), {"dataset_id": dataset_id})
     return True
 
 
-async def _ready(connection: Connection) -> bool:
+async def _ensure_tables(connection: Connection) -> bool:
     """Create the tables if they are missing. Returns whether the database has pgSTAC."""
     (row,) = await dicts(connection, "external_is_ready", {})
     if row["is_installation"]:

@@ -43,29 +43,29 @@ class PostgresExternalLayers(Session):
 
     async def content(self, due: DueLayer) -> WantedContent | None:
         """The content for the external database, read in one snapshot; None if it must not have the layer."""
-        place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
+        key = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
         async with self._connected() as connection:
             await connection.set_isolation_level(IsolationLevel.REPEATABLE_READ)
             try:
                 async with connection.transaction():
-                    return await _content(connection, due, place)
+                    return await _content(connection, due, key)
             finally:
                 await connection.set_isolation_level(None)
 
     async def done(self, due: DueLayer) -> bool:
         """Record that the layer was written. False if it has changed meanwhile: then it is due again."""
         async with self._transaction("external_layers") as connection:
-            place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
-            return bool(await dicts(connection, "layer_external_done", place))
+            key = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
+            return bool(await dicts(connection, "layer_external_done", key))
 
     async def failed(self, due: DueLayer, error: str) -> None:
         async with self._transaction("external_layers") as connection:
-            place = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
-            await connection.execute(query("layer_external_failed"), {**place, "error": error[:1000]})
+            key = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
+            await connection.execute(query("layer_external_failed"), {**key, "error": error[:1000]})
 
 
-async def _content(connection: Connection, due: DueLayer, place: dict[str, Any]) -> WantedContent | None:
-    for layer in models(LayerInfo, await dicts(connection, "layer_external_content", place)):
+async def _content(connection: Connection, due: DueLayer, key: dict[str, Any]) -> WantedContent | None:
+    for layer in models(LayerInfo, await dicts(connection, "layer_external_content", key)):
         collection = await dicts(connection, "catalog_known", {"collection": due.dataset_id})
         items = await _items(connection, due.asset_id, due.dataset_id)
         return WantedContent(layer, dict(collection[0]["content"]), items)

@@ -1,4 +1,4 @@
-"""The connection under a ledger, and how its statements are called."""
+"""The connection of a ledger, and the functions that run its statements."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -86,8 +86,8 @@ _Resolve = Callable[[Connection, UUID, Any], Awaitable[Any]]
 async def _load_nodes(
     connection: Connection, jobs: Sequence[dict[str, Any]], workflows: Mapping[str, Workflow]
 ) -> dict[UUID, list[dict[str, Any]]]:
-    """The rows of the definition's nodes. A job that has only its first events is loaded without them:
-    every change adds an event."""
+    """The rows of the definition's nodes. They are not read for a job that has only its first events: every change
+    adds an event, so its nodes are unchanged."""
     keys = [
         (job["job_id"], node_id)
         for job in jobs

@@ -299,23 +299,23 @@ async def _take_further_updates(connection: Connection, jobs: Mapping[UUID, Open
     return has_more
 
 
-def _further_statements(mine: set[UUID], scope: StepScope) -> list[tuple[str, dict[str, Any]]]:
+def _further_statements(open_ids: set[UUID], scope: StepScope) -> list[tuple[str, dict[str, Any]]]:
     """The statements that a scope needs. The queued tasks and the waits of a failing job are withdrawn."""
-    failing = list(mine & scope.withdraw)
-    waiting = list(mine & (scope.overdue | scope.withdraw))
+    failing = list(open_ids & scope.withdraw)
+    waiting = list(open_ids & (scope.overdue | scope.withdraw))
     statements: list[tuple[str, dict[str, Any]]] = []
-    if overdue := list(mine & scope.overdue):
+    if overdue := list(open_ids & scope.overdue):
         statements.append(("take_overdue", {"job_ids": overdue, "overrun_grace": OVERRUN_GRACE_SECONDS}))
     if waiting:
         statements.append(("take_waiting", {"job_ids": waiting, "failing": failing}))
-    if started := list(mine & scope.started):
+    if started := list(open_ids & scope.started):
         statements.append(("take_started", {"job_ids": started}))
     if failing:
         statements.append(("withdraw_tasks", {"job_ids": failing}))
-    if ending := list(mine & scope.stop_running):
+    if ending := list(open_ids & scope.stop_running):
         statements.append(("ask_to_stop", {"job_ids": ending}))
-    if wake := [(*key, room) for key, room in scope.wake.items() if key[0] in mine]:
-        statements.append(("take_idle", columns_of(("job_ids", "fan_outs", "rooms"), wake)))
+    if wake := [(*key, room) for key, room in scope.wake.items() if key[0] in open_ids]:
+        statements.append(("take_idle", columns_of(("job_ids", "fan_outs", "counts"), wake)))
     return statements
 
 
@@ -423,7 +423,7 @@ def _row(change: Changes) -> dict[str, Any]:
 
 
 def _node_row(node: NodeChange) -> dict[str, Any]:
-    """Without the values that are the default: None, False, 0."""
+    """The fields of a node without those that have their default value: None, False, 0."""
     return {name: value for name, default in _NODE_FIELDS if (value := getattr(node, name)) is not default}
 
 

@@ -34,7 +34,7 @@ from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import StartNode, Workflow, work_of
 
 SMALL_BYTES = 16_384  # outputs up to this size are read together with their nodes
-PAGE_BYTES = 16 * 1024 * 1024  # of children's results that are read at once; at least one is read
+PAGE_BYTES = 16 * 1024 * 1024  # limit for the children's results that are read at once; at least one is read
 OVERRUN_GRACE_SECONDS = 10.0  # a worker ends its overdue tasks itself; after this time the orchestrator does
 UPDATES_LIMIT = 2000  # how many updates of a kind one step takes
 
@@ -98,7 +98,7 @@ class LoadedJob:
     correlation_id: str | None
     submitted_by: str | None
     nodes: dict[str, NodeView]
-    outputs: dict[str, Any]  # the small ones, of completed nodes
+    outputs: dict[str, Any]  # small outputs of completed nodes
     result_data: Any = None
     error_message: str | None = None
     last_sequence: int = 0  # number of the last event when the job was read
@@ -143,7 +143,7 @@ class StepScope:
     overdue: frozenset[UUID] = frozenset()
     started: frozenset[UUID] = frozenset()
     withdraw: frozenset[UUID] = frozenset()  # cancel queued tasks: the job is failing
-    stop_running: frozenset[UUID] = frozenset()  # and ask the workers to stop the running ones
+    stop_running: frozenset[UUID] = frozenset()  # also ask the workers to stop running tasks
     wake: Mapping[tuple[UUID, str], int] = field(default_factory=dict)  # how many idle children to run, by fan_out
     limit: int = UPDATES_LIMIT
 
@@ -167,7 +167,7 @@ class Step(Protocol):
     has_more: frozenset[UUID]  # these jobs have more updates than one step takes
 
     async def commit(self, changes: Sequence[Changes], *, notify: Sequence[str] = ()) -> frozenset[str]:
-        """Write, commit, notify these topics. Returns the queues of repeated tasks: they are known only afterwards."""
+        """Write, commit, notify these topics. Returns the queues of next attempts: only the database knows these."""
         ...
 
 
@@ -191,14 +191,14 @@ class Report:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """How many tasks a worker can claim: `light` handlers share its event loop, `heavy` ones get a process each.
-    `rooms` has the free slots of the queues whose concurrency the worker limits."""
+    `free_slots` has the free slots of the queues whose concurrency the worker limits."""
 
     queues: tuple[str, ...]
     light_handlers: tuple[str, ...] = ()
     light: int = 0
     heavy_handlers: tuple[str, ...] = ()
     heavy: int = 0
-    rooms: Mapping[str, int] = field(default_factory=dict)
+    free_slots: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -309,7 +309,7 @@ def no_such_job(job_id: UUID) -> NotFound:
 
 def too_large_for_a_template(node_id: str, size_bytes: int) -> InvalidRequest:
     return InvalidRequest(
-        f"the output of '{node_id}' has {size_bytes} bytes; a template can load {LOADABLE_BYTES}",
+        f"the output of '{node_id}' has {size_bytes} bytes; a template can load at most {LOADABLE_BYTES}",
         code="output.too-large",
         hint="read the children's results with `results_of`",
         size_bytes=size_bytes,
@@ -347,7 +347,7 @@ class SubmissionLedger(Protocol):
         ...
 
     async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
-        """Run a job that has ended again. `choose` decides which nodes, while the job is locked.
+        """Run an ended job again. `choose` decides which nodes, while the job is locked.
 
         Returns the choice and how often the job has been resumed. `facts` (by whom, why) are stored with the event.
         """
@@ -385,7 +385,7 @@ class OrchestratorLedger(Protocol):
     ) -> list[Claim]:
         """Claim jobs without an owner: no more than a fair share, except jobs that have waited over `patience_seconds`.
 
-        The share is that of the instances whose last heartbeat is not older than `orphan_after_seconds`. Jobs whose
+        The active jobs are shared by the instances with a heartbeat within `orphan_after_seconds`. Jobs whose
         deferred work another live orchestrator can route, and this one cannot, are left to that one.
         """
         ...
@@ -515,7 +515,7 @@ class Outbox(Protocol):
         ...
 
     async def forget_messages(self, limit: int) -> int:
-        """Delete messages whose tasks are no longer queued, of the oldest `limit` of each queue. Returns how many."""
+        """Delete messages whose tasks are no longer queued, among the oldest `limit` per queue. Returns how many."""
         ...
 
     async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:

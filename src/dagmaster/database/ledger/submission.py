@@ -114,7 +114,7 @@ def key_values(job: NewJob, request_hash: str, *, force: bool = False) -> dict[s
 
 
 async def insert_jobs(connection: Connection, jobs: Sequence[NewJob]) -> list[UUID]:
-    """In the caller's transaction. Returns the ids of jobs that did not exist."""
+    """Insert jobs in the caller's transaction. Returns the ids of jobs that did not exist."""
     workflows = {id(job.workflow): job.workflow for job in jobs}  # many jobs share one workflow: encode it once
     definitions = {key: _definition(workflow) for key, workflow in workflows.items()}
     by_hash = {row["definition_hash"]: row for row in definitions.values()}
@@ -135,7 +135,7 @@ def _definition(workflow: Workflow) -> dict[str, Any]:
 
 
 def _opening(workflow: Workflow, definition: dict[str, Any]) -> dict[str, Any]:
-    """What every job of a workflow begins with."""
+    """The columns that are the same in all new jobs of a workflow."""
     columns = ("definition_hash", "workflow_id", "workflow_version")
     return {
         **{name: definition[name] for name in columns},

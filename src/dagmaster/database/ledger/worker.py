@@ -69,7 +69,7 @@ class PostgresWork(LedgerConnection):
             "worker_id": worker_id,
             "reports": to_json(reports),
             "queues": queues,
-            "rooms": _rooms(demand, queues),
+            "free_slots": _free_slots(demand, queues),
             "light_handlers": pipeline.text_array(demand.light_handlers),
             "light": demand.light,
             "heavy_handlers": pipeline.text_array(demand.heavy_handlers),
@@ -90,7 +90,7 @@ class PostgresWork(LedgerConnection):
 
     async def _claim_limited(self, queues: list[str], values: dict[str, Any], demand: Demand) -> list[Any]:
         """The claim skipped these queues, because this worker did not know their limits: claim with their budgets."""
-        values = {**values, "queues": queues, "rooms": _rooms(demand, queues), "budgets": queues}
+        values = {**values, "queues": queues, "free_slots": _free_slots(demand, queues), "budgets": queues}
         return (await self._exchange_at_once(("claim_tasks",), queues, values, ())).claimed
 
     def _forget_limits(self, limited: list[str], budgets: Sequence[Any]) -> None:
@@ -144,14 +144,14 @@ class PostgresWork(LedgerConnection):
         return frozenset(row.task_id for row in await self._fetch("queued_tasks", keys_of(task_ids)))
 
 
-def _rooms(demand: Demand, queues: Sequence[str]) -> list[int]:
+def _free_slots(demand: Demand, queues: Sequence[str]) -> list[int]:
     """How many tasks of each queue the worker can take."""
     total = demand.total
-    return [demand.rooms.get(queue, total) for queue in queues]
+    return [demand.free_slots.get(queue, total) for queue in queues]
 
 
 def keys_of(task_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """The values of `queued_tasks`."""
+    """The parameters of the statement `queued_tasks`."""
     keys = [(task_id, *task_key(task_id)) for task_id in task_ids]
     return columns_of(("task_ids", "job_ids", "node_ids", "attempts"), keys)
 
@@ -177,7 +177,7 @@ def _answer_of(answers: Mapping[str, Sequence[Any]]) -> _Answer:
 
 
 async def _keep_payloads(connection: Connection, reports: Sequence[Report]) -> None:
-    """In the transaction that stores the results."""
+    """Mark the payloads of these reports as in use, in the transaction that stores the results."""
     keys = [(report.job_id, report.node_id, report.attempt) for report in reports if report.output_ref]
     if not keys:
         return

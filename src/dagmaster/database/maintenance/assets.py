@@ -82,7 +82,7 @@ class PostgresAssetUpkeep(Session):
             return bool(await dicts(connection, "upload_remove", {"upload_id": upload_id, "is_expired": True}))
 
     async def open_uploads(self, upload_ids: Sequence[UUID]) -> set[UUID]:
-        """Those of these uploads that exist and are not finished."""
+        """Which of these uploads exist and are not finished."""
         async with self._connected() as connection:
             rows = await dicts(connection, "uploads_open_among", {"upload_ids": list(upload_ids)})
             return {row["upload_id"] for row in rows}
@@ -94,7 +94,7 @@ class PostgresAssetUpkeep(Session):
             return models(PurgedRevision, await dicts(connection, "copies_withdrawn", values))
 
     async def withdraw_again(self, revision: PurgedRevision) -> bool:
-        """Make the withdrawal of a revision due again. False if it is exported, or withdrawn, meanwhile."""
+        """Make the withdrawal of a revision due again. False if it was exported or withdrawn meanwhile."""
         values = {
             "asset_id": revision.asset_id,
             "version_ordinal": revision.version_ordinal,

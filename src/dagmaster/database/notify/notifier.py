@@ -12,11 +12,11 @@ COALESCE_SECONDS = 0.002
 JOBS = "jobs"  # a job was created or released
 RESULTS = "results"  # a worker reported, or a task has run for a while
 CALLBACKS = "callbacks"  # a change of an asset may have caused a callback
-WORKFLOWS = "workflows"  # the workflows shall be read again
+WORKFLOWS = "workflows"  # the workflows must be read again
 
 
 def tasks_topic(queue: str, worker_id: str | None = None) -> str:
-    """A queue has tasks; with a worker: it has one that this worker should claim."""
+    """The topic of a queue that has tasks; with a worker, of a queue that has a task which this worker should claim."""
     return f"tasks:{queue}" if worker_id is None else f"tasks:{queue}@{worker_id}"
 
 

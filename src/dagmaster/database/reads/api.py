@@ -26,8 +26,8 @@ from dagmaster.database.reads.remote_workers import RemoteWorkerReads
 from dagmaster.database.reads.workflows import WorkflowReads
 
 POOL_SIZE = 6
-# Filters are optional: one plan for all of them would use none of the indexes. A page is the first rows of an index; a
-# bitmap scan would also collect all the others, to sort them.
+# Filters are optional: one plan for all combinations of filters would use none of the indexes. A page is the first rows
+# of an index; a bitmap scan would also collect all other rows, to sort them.
 PLANNING = {**BY_KEY, "enable_bitmapscan": "off", "plan_cache_mode": "force_custom_plan"}
 
 

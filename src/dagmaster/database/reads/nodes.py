@@ -39,8 +39,8 @@ class ReportedProgress:
 
 @dataclass(frozen=True, slots=True)
 class LiveTask:
-    """A node's queued or running task. `live_workers` can run it, `serving_workers` serve its queue; `tasks_ahead` run
-    before it, counted up to MAX_TASKS_AHEAD."""
+    """A node's queued or running task, with the number of live workers that can run it, the number of those that serve
+    its queue, and the number of tasks before it, counted up to MAX_TASKS_AHEAD."""
 
     node_id: str
     status: TaskStatus
@@ -89,7 +89,7 @@ class NodeReads(JobReads):
         return await self._many("api_checkpoints", values, SavedCheckpoint)
 
     async def export_rows(self, name: str, job_id: UUID, after: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-        """A page of a list of the export of a job. `after` is the key of the last row of the previous page."""
+        """A page of one list of the export of a job. `after` is the key of the last row of the previous page."""
         return await self._dicts(name, {**after, "job_id": job_id, "limit": limit})
 
     async def log_lines(

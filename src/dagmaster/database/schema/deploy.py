@@ -7,6 +7,7 @@ behind it, and indexes are built concurrently. The next migration finishes one t
 """
 
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,12 +41,13 @@ _LOCK_SECONDS = 0.5
 _PAUSES_SECONDS = (0.05, 1.0)
 # lock_not_available (the lock timeout has passed), deadlock_detected
 _LOCKED = frozenset({"55P03", "40P01"})
+_COMMENT_LINES = re.compile(r"^\s*--.*\n", re.MULTILINE)
 _LOCK = f"hashtext('{SCHEMA}.deploy')"
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a database has. `stored` is the fingerprint of the last deployment; `tables` counts rows."""
+    """What a database has. `stored` is the fingerprint of the last deployment; `tables` has row counts."""
 
     deployed: bool
     software: str
@@ -145,8 +147,8 @@ def ddl(records: Records = RECORDS) -> str:
 
 
 def fingerprint(records: Records = RECORDS) -> str:
-    """A hash of `ddl`: equal fingerprints mean equal schemas."""
-    return hashlib.sha256(ddl(records).encode()).hexdigest()[:16]
+    """A hash of `ddl` without its comments: equal fingerprints mean equal schemas."""
+    return hashlib.sha256(_COMMENT_LINES.sub("", ddl(records)).encode()).hexdigest()[:16]
 
 
 def status(dsn: str, records: Records = RECORDS) -> Status:

@@ -56,8 +56,8 @@ SELECT job_id, NULL, NULL, NULL, node_id, attempt, parent_node_id, fan_out_index
   FROM taken;
 
 -- name: take_overdue
--- Tasks whose lease expired become lost, tasks that ran past their timeout failed, and tasks that waited too long in
--- their queue cancelled.
+-- End overdue tasks: as lost if their lease expired, as failed if they ran past their timeout, and as cancelled if they
+-- waited too long in their queue.
 WITH late AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt, t.status,
            t.lease_until < dagapp.clock() AS is_lost
@@ -131,7 +131,7 @@ SELECT 'withdrawn' AS kind, e.job_id, e.node_id, e.attempt, n.parent_node_id, n.
     ON n.job_id = e.job_id AND n.node_id = e.node_id;
 
 -- name: ask_to_stop
--- Ask the workers to stop the running tasks of jobs that are to end, once.
+-- Ask the workers, once, to stop the running tasks of jobs that are to end.
 WITH live AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
@@ -150,13 +150,13 @@ RETURNING 'asked' AS kind, t.job_id;
 -- Children that wait to run again since their job was resumed, as many of each fan_out as there is room for.
 SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent_node_id, c.fan_out_index, c.status,
        c.retry_count, c.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
-  FROM unnest(%(job_ids)s::uuid[], %(fan_outs)s::text[], %(rooms)s::int[]) AS k (job_id, fan_out, room)
+  FROM unnest(%(job_ids)s::uuid[], %(fan_outs)s::text[], %(counts)s::int[]) AS k (job_id, fan_out, count)
  CROSS JOIN LATERAL (
        SELECT n.job_id, n.node_id, n.attempt, n.fan_out_index, n.status, n.retry_count, n.loss_count
          FROM dagapp.dag_node_states n
         WHERE n.job_id = k.job_id AND n.parent_node_id = k.fan_out AND n.is_idle
         ORDER BY n.fan_out_index
-        LIMIT k.room) AS c
+        LIMIT k.count) AS c
  LIMIT %(limit)s;
 
 -- name: promote_nodes
@@ -386,8 +386,8 @@ SELECT coalesce(total, 0) AS total
 
 -- name: gather_children
 -- Fill in the output of fan_ins that this transaction completed, from their children's rows, in index order. An output
--- that is too large to be stored twice is stored as a reference to those rows; so is one that contains payloads, which
--- only jobs with payloads are checked for.
+-- that is too large to be stored twice is stored as a reference to those rows; so is an output that contains payloads.
+-- Only jobs that have payloads are checked for these.
 WITH wanted AS MATERIALIZED (
     SELECT g.*,
            CASE WHEN EXISTS (SELECT 1 FROM dagapp.dag_payloads p WHERE p.job_id = g.job_id)

@@ -56,8 +56,8 @@ SELECT
  WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: api_jobs_found
--- The same for jobs in which all words occur. The planner reads rare words from their index and sorts, and jobs with frequent
--- words in the order of their ids: for this, bitmap scans must be enabled.
+-- The same for jobs in which all words occur. For rare words the planner reads their index, by a bitmap scan, and sorts
+-- the jobs; for frequent words it reads jobs in the order of their ids. So bitmap scans must be enabled.
 SELECT
 -- use: job_summary
        , dagapp.clock() AS now
@@ -99,7 +99,7 @@ SELECT found.status, count(*)::int AS count
  GROUP BY found.status;
 
 -- name: allow_bitmap_scans
--- Enable bitmap scans until the end of the transaction: an index of words can only be read by one.
+-- Enable bitmap scans until the end of the transaction: the index of words can only be read by a bitmap scan.
 SELECT set_config('enable_bitmapscan', 'on', true);
 
 -- name: api_job
@@ -300,11 +300,11 @@ WITH RECURSIVE live AS MATERIALIZED (
                            FROM dagapp.dag_tasks a
                           WHERE a.job_id = %(job_id)s AND a.node_id = k.node_id AND a.status IN ('queued', 'running')
                          OFFSET 0) AS t
-), looked_into AS MATERIALIZED (
+), searched_queues AS MATERIALIZED (
     SELECT DISTINCT l.queue
       FROM live l
      WHERE l.status = 'queued'
-), asked AS MATERIALIZED (
+), wanted_handlers AS MATERIALIZED (
     SELECT NULL::text[] AS handlers, 0 AS any_rank
 ),
 -- use: waiting
@@ -447,11 +447,11 @@ WITH RECURSIVE holding AS (
              LIMIT 1)
       FROM holding h
      WHERE h.queue IS NOT NULL
-), looked_into AS MATERIALIZED (
+), searched_queues AS MATERIALIZED (
     SELECT h.queue
       FROM holding h
      WHERE h.queue IS NOT NULL
-), asked AS MATERIALIZED (
+), wanted_handlers AS MATERIALIZED (
     SELECT NULL::text[] AS handlers, 0 AS any_rank
 ),
 -- use: waiting
@@ -495,7 +495,7 @@ WITH RECURSIVE holding AS (
      UNION
     SELECT r.queue FROM running r
      UNION
-    SELECT h.queue FROM looked_into h
+    SELECT h.queue FROM searched_queues h
 )
 SELECT n.queue, 'tasks' AS kind,
        (SELECT count(*)::int FROM dagapp.dag_tasks t WHERE t.status = 'queued' AND t.queue = n.queue) AS depth,

@@ -124,7 +124,7 @@ SELECT callback_id
  WHERE callback_id = %(callback_id)s;
 
 -- name: callbacks_note_repeat
--- Record who asked for the repetition.
+-- Record who requested the repetition.
 INSERT INTO dagapp.asset_events (platform_id, request_id, action, actor, detail)
 VALUES (%(platform_id)s, %(request_id)s, 'callback_repeated', %(actor)s,
         jsonb_build_object('callback_id', %(callback_id)s::uuid, 'status', %(status)s::text));

@@ -207,9 +207,9 @@ SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
        ) AS span;
 
 -- name: catalog_publish_items
--- Insert the items of some editions, and replace those with the same ids. An item is stored without the values that it
--- shares with the base item of its collection, and with the number of that base item; without a number, it is the first
--- one.
+-- Insert the items of some editions, and replace those with the same ids. As pgSTAC requires, an item is stored without
+-- the values that it shares with the base item of its collection, and with the number of that base item. Without a number,
+-- pgSTAC uses the first one.
 WITH given AS MATERIALIZED (
     SELECT document.document_id AS id,
            public.ST_GeomFromGeoJSON(document.content -> 'geometry') AS geometry,

@@ -83,9 +83,9 @@ UPDATE dagapp.stac_documents
    AND content -> 'extent' IS DISTINCT FROM %(extent)s::jsonb;
 
 -- name: documents_earlier
--- What the documents of an earlier revision of an asset say: of the newest completed one of this version, else of the newest
--- other version. The time at which the version was made first, and the times of its items if they differ, are those of this
--- version alone. `newest` is its newest completed revision.
+-- What the documents of an earlier revision of an asset say: of the newest completed revision of this version, else of the
+-- newest other version. Three columns describe this version only: `created` is when it was made first, `times` has the times of
+-- its items if they differ, and `newest` is its newest completed revision.
 WITH completed AS MATERIALIZED (
     SELECT asset.dataset_id, run.version_ordinal, run.revision
       FROM dagapp.geospatial_assets AS asset

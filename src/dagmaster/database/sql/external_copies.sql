@@ -92,8 +92,8 @@ SELECT job_id
    FOR SHARE;
 
 -- name: copies_claim
--- A job that was posted or resumed by a person becomes the one that makes or removes the external copies of a revision, if no
--- other does, and if the state of the asset still asks for it.
+-- Let a job that a person submitted or resumed make or remove the external copies of a revision, if no other job does, and if
+-- the state of the asset still requires it.
 UPDATE dagapp.asset_revisions AS r
    SET external_job_id = %(job_id)s,
        is_external_job_running = true,
@@ -131,8 +131,8 @@ SELECT EXISTS (
               AND (NOT %(is_export)s OR export_due_at IS NOT NULL)
        ) AS is_current;
 
--- name: copies_doubt
--- Make copies due again: a task of a job that had already ended removed them after the revision was exported.
+-- name: copies_require_again
+-- Make an export due again: a task of a job that had already ended removed copies after the revision was exported.
 UPDATE dagapp.asset_revisions
    SET export_due_at = dagapp.clock(),
        external_copies = 'some',

@@ -7,7 +7,7 @@ SELECT job_id, last_sequence
  LIMIT %(limit)s;
 
 -- name: history_named_jobs
--- Those of the named jobs that exist, with how many events each has.
+-- Which of the named jobs exist, and how many events each has.
 SELECT job_id, last_sequence
   FROM dagapp.dag_jobs
  WHERE job_id = ANY (%(job_ids)s::uuid[])

@@ -155,9 +155,9 @@ SELECT count(*)::int AS payloads, count(DISTINCT job_id)::int AS jobs, coalesce(
   FROM chosen;
 
 -- name: janitor_leftovers
--- Some of the jobs with files in storage, and which files may be removed: of jobs that ended long enough ago and have no running
--- task (locked, so that they cannot be resumed meanwhile), and of deleted jobs. Outputs stay as long as the job. In random order, so that files that cannot be
--- removed do not block the others.
+-- Some of the jobs with files in storage, and which of their files may be removed: files of deleted jobs, and files of jobs that
+-- ended long enough ago and have no running task. The latter jobs are locked, so that they cannot be resumed meanwhile. Outputs
+-- stay as long as the job. In random order, so that files that cannot be removed do not block the others.
 WITH files AS MATERIALIZED (
     SELECT f.job_id, f.has_scratch, f.has_blobs, f.has_outputs
       FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[], %(with_outputs)s::boolean[])

@@ -13,7 +13,7 @@ SELECT key_id, name, scopes, platform_id, queues, secret_hash,
  WHERE key_id = %(key_id)s;
 
 -- name: keys_page
--- Keys, newest first, a page at a time; those that were revoked only if asked for.
+-- Keys, newest first, a page at a time; revoked keys only if they are requested.
 SELECT
 -- use: key_columns
   FROM dagapp.api_keys

@@ -112,7 +112,7 @@ UPDATE dagapp.layer_catalog AS l
    AND a.asset_id = l.asset_id
    AND l.clearance_state <> a.clearance_state;
 
--- name: layer_external_follow
+-- name: layer_external_make_due
 -- After a change of an asset, make its layers in the external database due again. Layers of an asset that is not public
 -- are removed there.
 WITH held AS MATERIALIZED (
@@ -191,7 +191,7 @@ SELECT
    AND x.generation = %(generation)s;
 
 -- name: layer_external_done
--- Record that the external database has a layer as it should be, unless that has changed meanwhile.
+-- Record that the external database has a layer as it should be, unless the layer has changed meanwhile.
 UPDATE dagapp.external_layers
    SET due_at = NULL,
        attempts = 0,

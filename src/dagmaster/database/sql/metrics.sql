@@ -1,4 +1,4 @@
--- What Prometheus reads about the database, beside the queues.
+-- What Prometheus reads about the database. The queues are read by other statements.
 
 -- name: metrics_database
 -- One row: size, connections, the oldest transaction, dead and live rows of the tables that change most, and pending

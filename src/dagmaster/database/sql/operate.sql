@@ -6,15 +6,15 @@ SELECT status
    FOR NO KEY UPDATE;
 
 -- name: rerun
--- Run a job that has ended again. The named nodes are reset, except for their attempts. All children of a fan_out that reads its
--- source again become stale; of other fan_outs those that failed or were cancelled run again (if the fan_out is named), and
--- children that are named themselves. Every reset has its event, in one sequence. With discards_checkpoints the checkpoints of these nodes
+-- Run an ended job again. The named nodes are reset, except for their attempts. All children of a fan_out that reads its source
+-- again become stale. Children of other fan_outs run again if they are named themselves, or if they failed or were cancelled and
+-- their fan_out is named. Every reset has its event, in one sequence. With discards_checkpoints, the checkpoints of these nodes
 -- are deleted.
 WITH job AS MATERIALIZED (
     SELECT job_id, epoch, last_sequence
       FROM dagapp.dag_jobs
      WHERE job_id = %(job_id)s
-), asked AS MATERIALIZED (
+), named AS MATERIALIZED (
     SELECT n.node_id, n.place, n.node_id = ANY (%(reexpanded)s::text[]) AS is_reexpanded
       FROM unnest(%(node_ids)s::text[]) WITH ORDINALITY AS n (node_id, place)
 ), child AS MATERIALIZED (
@@ -48,17 +48,17 @@ WITH job AS MATERIALIZED (
     RETURNING n.node_id
 ), reset_nodes AS (
     UPDATE dagapp.dag_node_states n
-       SET status = CASE WHEN k.is_asked THEN 'pending' ELSE n.status END,
-           run = n.run + k.is_asked::int,
-           retry_count = CASE WHEN k.is_asked THEN 0 ELSE n.retry_count END,
-           loss_count = CASE WHEN k.is_asked THEN 0 ELSE n.loss_count END,
-           reason = CASE WHEN NOT k.is_asked THEN n.reason END,
-           error = CASE WHEN NOT k.is_asked THEN n.error END,
-           error_message = CASE WHEN NOT k.is_asked THEN n.error_message END,
-           output = CASE WHEN NOT k.is_asked THEN n.output END,
-           output_ref = CASE WHEN NOT k.is_asked THEN n.output_ref END,
-           started_at = CASE WHEN NOT k.is_asked THEN n.started_at END,
-           completed_at = CASE WHEN NOT k.is_asked THEN n.completed_at END,
+       SET status = CASE WHEN k.is_named THEN 'pending' ELSE n.status END,
+           run = n.run + k.is_named::int,
+           retry_count = CASE WHEN k.is_named THEN 0 ELSE n.retry_count END,
+           loss_count = CASE WHEN k.is_named THEN 0 ELSE n.loss_count END,
+           reason = CASE WHEN NOT k.is_named THEN n.reason END,
+           error = CASE WHEN NOT k.is_named THEN n.error END,
+           error_message = CASE WHEN NOT k.is_named THEN n.error_message END,
+           output = CASE WHEN NOT k.is_named THEN n.output END,
+           output_ref = CASE WHEN NOT k.is_named THEN n.output_ref END,
+           started_at = CASE WHEN NOT k.is_named THEN n.started_at END,
+           completed_at = CASE WHEN NOT k.is_named THEN n.completed_at END,
            total = CASE WHEN NOT k.is_reexpanded THEN n.total END,
            expanded = CASE WHEN NOT k.is_reexpanded THEN n.expanded END,
            remaining = CASE WHEN NOT k.is_reexpanded THEN n.remaining + k.idle END,
@@ -67,15 +67,15 @@ WITH job AS MATERIALIZED (
            idle_count = CASE WHEN k.is_reexpanded THEN NULL WHEN k.idle > 0 THEN k.idle ELSE n.idle_count END,
            stale_count = CASE WHEN k.stale > 0 THEN k.stale ELSE n.stale_count END,
            version = n.version + 1
-      FROM (SELECT coalesce(a.node_id, f.node_id) AS node_id, a.node_id IS NOT NULL AS is_asked,
+      FROM (SELECT coalesce(a.node_id, f.node_id) AS node_id, a.node_id IS NOT NULL AS is_named,
                    coalesce(a.is_reexpanded, false) AS is_reexpanded, coalesce(f.idle, 0) AS idle, coalesce(f.stale, 0) AS stale,
                    coalesce(f.failed, 0) AS failed, coalesce(f.cancelled, 0) AS cancelled
-              FROM asked a
+              FROM named a
               FULL JOIN family f ON f.node_id = a.node_id) AS k
      WHERE n.job_id = %(job_id)s AND n.node_id = k.node_id
 ), deleted_checkpoints AS (
     DELETE FROM dagapp.dag_checkpoints c
-     USING (SELECT node_id FROM asked UNION ALL SELECT node_id FROM child) AS n
+     USING (SELECT node_id FROM named UNION ALL SELECT node_id FROM child) AS n
      WHERE %(discards_checkpoints)s AND c.job_id = %(job_id)s AND c.node_id = n.node_id
 ), recorded AS (
     INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
@@ -85,16 +85,16 @@ WITH job AS MATERIALIZED (
     SELECT job_id, last_sequence + 1 + a.place, a.node_id, 'node_reset', 'pending', epoch,
            CASE WHEN a.is_reexpanded THEN '{"anew": true}'::jsonb END
       FROM job
-     CROSS JOIN asked a
+     CROSS JOIN named a
      UNION ALL
-    SELECT job_id, last_sequence + 1 + (SELECT count(*) FROM asked) + c.place, c.node_id, 'node_reset', 'pending', epoch, NULL
+    SELECT job_id, last_sequence + 1 + (SELECT count(*) FROM named) + c.place, c.node_id, 'node_reset', 'pending', epoch, NULL
       FROM job
      CROSS JOIN child c
 )
 UPDATE dagapp.dag_jobs j
    SET status = 'running',
        resume_count = j.resume_count + 1,
-       last_sequence = j.last_sequence + 1 + (SELECT count(*) FROM asked) + (SELECT count(*) FROM child),
+       last_sequence = j.last_sequence + 1 + (SELECT count(*) FROM named) + (SELECT count(*) FROM child),
        owner_id = NULL,
        claim_token = NULL,
        completed_at = NULL,
@@ -113,13 +113,13 @@ RETURNING j.resume_count;
 
 -- name: request_cancel
 -- Request a job's end; its owner acts on it. The first request is stored.
-WITH asked AS (
+WITH requested AS (
     UPDATE dagapp.dag_jobs
        SET cancel_requested_at = dagapp.clock(), cancel_requested_by = %(by)s, cancel_reason = %(reason)s,
            updated_at = dagapp.clock(), version = version + 1
      WHERE job_id = %(job_id)s AND status IN ('pending', 'running') AND cancel_requested_at IS NULL
     RETURNING job_id
 )
-SELECT j.status, EXISTS (SELECT 1 FROM asked) AS is_new
+SELECT j.status, EXISTS (SELECT 1 FROM requested) AS is_new
   FROM dagapp.dag_jobs j
  WHERE j.job_id = %(job_id)s;

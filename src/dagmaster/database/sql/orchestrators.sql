@@ -26,8 +26,8 @@ SELECT pg_terminate_backend(a.pid) AS ended
 -- name: claim_jobs
 -- Claim jobs without an owner and (with `orphans`) those whose owner sends no heartbeat, up to a fair share; beyond it only jobs
 -- that waited too long. A missing owner row counts as a dead owner. An instance that has sent no heartbeat itself claims no
--- orphans: after an outage that is true of all, and they would claim the same jobs from each other. Materialized, so that LIMIT
--- is applied exactly once.
+-- orphans: after an outage this applies to all instances, which would otherwise claim each other's jobs. Materialized, so that
+-- LIMIT is applied exactly once.
 WITH alive AS (
     SELECT owner_id, handlers, queues
       FROM dagapp.orchestrators

@@ -128,7 +128,7 @@ UPDATE dagapp.dag_outbox o
  WHERE o.job_id = f.job_id AND o.node_id = f.node_id AND o.attempt = f.attempt;
 
 -- name: outbox_take_tasks
--- Claim queued tasks whose message the broker will never take, in order to report them as failed.
+-- Claim queued tasks whose message the broker will never accept, in order to report them as failed.
 WITH refused AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(attempts)s::int[]) AS k (job_id, node_id, attempt)
@@ -145,8 +145,8 @@ UPDATE dagapp.dag_tasks t
 RETURNING t.job_id, t.node_id, t.attempt;
 
 -- name: outbox_facts
--- How many messages wait in the outbox, by queue, how many of them the broker has not taken, for how long, and the last
--- error. Of each queue it counts the first 100,000: while workers are busy, a large fan_out leaves many more there.
+-- For each queue: how many messages wait in the outbox and for how long, how many of them the broker has not accepted, and the
+-- last error. Only the first 100,000 of a queue are counted: while workers are busy, a large fan_out leaves many more there.
 WITH RECURSIVE
 -- use: outbox_queues
 SELECT n.queue, f.messages, f.postponed, f.oldest_seconds, f.error

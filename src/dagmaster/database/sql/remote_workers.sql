@@ -10,7 +10,7 @@ SELECT t.queue, t.params_ref, t.params -> 'results_of' AS results_of
 -- name: claimable_handlers
 -- The handlers that have queued tasks, by queue; without queues that are paused or full. One access for each handler, however
 -- many tasks it has.
-WITH RECURSIVE looked_into AS MATERIALIZED (
+WITH RECURSIVE searched_queues AS MATERIALIZED (
     SELECT q.name AS queue
       FROM unnest(%(queues)s::text[]) AS q (name)
       LEFT JOIN dagapp.dag_queues s
@@ -21,7 +21,7 @@ WITH RECURSIVE looked_into AS MATERIALIZED (
             OR s.max_running > (SELECT count(*)
                                   FROM dagapp.dag_tasks t
                                  WHERE t.status = 'running' AND t.queue = q.name))
-), asked AS MATERIALIZED (
+), wanted_handlers AS MATERIALIZED (
     SELECT NULL::text[] AS handlers, NULL::int AS any_rank
 ),
 -- use: waiting

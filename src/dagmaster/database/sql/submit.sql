@@ -9,7 +9,7 @@ SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
 
 -- name: create_jobs
 -- Jobs, their nodes and their first events in one statement. A job or message that is known already is left as it is.
-WITH asked AS MATERIALIZED (
+WITH given AS MATERIALIZED (
     SELECT a.*
       FROM jsonb_to_recordset(%(jobs)s::jsonb)
            AS a (job_id uuid, workflow_id text, workflow_version text, definition_hash text, input_params jsonb,
@@ -24,13 +24,13 @@ WITH asked AS MATERIALIZED (
     SELECT job_id, workflow_id, workflow_version, definition_hash, 'pending', input_params, priority, correlation_id,
            submitted_by, callback_url, idempotency_key, message_id, traceparent, asset_id, version_ordinal,
            dagapp.clock() + make_interval(secs => timeout_seconds), 2
-      FROM asked
+      FROM given
      ORDER BY job_id
         ON CONFLICT DO NOTHING
     RETURNING job_id
 ), fresh AS MATERIALIZED (
     SELECT a.job_id, a.workflow_id, a.definition_hash, a.subscriber, a.nodes
-      FROM asked a
+      FROM given a
      WHERE a.job_id = ANY (ARRAY(SELECT job_id FROM created))
 ), nodes AS (
     INSERT INTO dagapp.dag_node_states (job_id, node_id, status, max_retries)

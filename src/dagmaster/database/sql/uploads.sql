@@ -95,7 +95,7 @@ SELECT upload_id
  LIMIT %(limit)s;
 
 -- name: uploads_open_among
--- Those of these uploads that are not finished.
+-- Which of these uploads are not finished.
 SELECT upload_id
   FROM dagapp.uploads
  WHERE upload_id = ANY (%(upload_ids)s::uuid[]) AND finished_at IS NULL;

@@ -136,7 +136,7 @@ WITH unnamed AS (
            CASE
                WHEN o.zone = 'bronze' THEN 'no submission, upload or job names it'
                WHEN o.job_id IS NOT NULL THEN CASE WHEN j.job_id IS NULL THEN 'its job does not exist' END
-               WHEN o.dataset_id IS NULL THEN 'its name is none that the platform gives'
+               WHEN o.dataset_id IS NULL THEN 'its name does not follow the naming scheme of the platform'
                WHEN a.asset_id IS NULL THEN 'its dataset does not exist'
                WHEN r.revision IS NULL THEN 'its revision does not exist'
                WHEN r.purged_at IS NOT NULL THEN 'its revision was purged'
@@ -210,7 +210,7 @@ WITH published AS MATERIALIZED (
     SELECT coalesce(w.dataset_id, l.collection), w.version_ordinal, w.revision, coalesce(w.document_id, l.id),
            CASE
                WHEN l.id IS NULL THEN 'the catalogue does not have the item'
-               WHEN w.document_id IS NULL THEN 'the item is of no published revision'
+               WHEN w.document_id IS NULL THEN 'the item belongs to no published revision'
                ELSE 'the item in the catalogue names other files'
            END
       FROM wanted AS w

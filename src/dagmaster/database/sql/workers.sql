@@ -45,15 +45,15 @@ report AS MATERIALIZED (
 )
 
 -- part: waiting
--- The queued tasks of the queues in `looked_into`, by handler and priority, each with the oldest one. By a loose index scan:
--- each handler and priority costs one access, however many tasks it has. `rank` is the handler's place in `asked`, NULL for a
--- handler that is not in it; of those only one priority is read. If `asked` names no handlers, all count.
+-- The queued tasks of the queues in `searched_queues`: for each handler and priority, the oldest task. By a loose index scan:
+-- each handler and priority costs one access, however many tasks it has. `rank` is the handler's place in `wanted_handlers`, or
+-- `any_rank` if it is not in that list. If the rank is NULL, only the highest priority of the handler is read.
 waiting AS (
     SELECT q.queue, f.handler, f.rank, f.priority, f.position, f.available_at
-      FROM looked_into q
+      FROM searched_queues q
      CROSS JOIN LATERAL (
            SELECT t.handler, t.priority, t.position, t.available_at,
-                  coalesce(array_position((SELECT handlers FROM asked), t.handler), (SELECT any_rank FROM asked)) AS rank
+                  coalesce(array_position((SELECT handlers FROM wanted_handlers), t.handler), (SELECT any_rank FROM wanted_handlers)) AS rank
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = q.queue
             ORDER BY t.handler, t.priority DESC, t.position
@@ -70,7 +70,7 @@ waiting AS (
              LIMIT 1)
             UNION ALL
            (SELECT t.handler, t.priority, t.position, t.available_at,
-                   coalesce(array_position((SELECT handlers FROM asked), t.handler), (SELECT any_rank FROM asked))
+                   coalesce(array_position((SELECT handlers FROM wanted_handlers), t.handler), (SELECT any_rank FROM wanted_handlers))
               FROM dagapp.dag_tasks t
              WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler > w.handler
              ORDER BY t.handler, t.priority DESC, t.position
@@ -79,7 +79,7 @@ waiting AS (
 )
 
 -- part: take
--- New tasks, as many of each kind as there is room for.
+-- Claim queued tasks, as many light and heavy ones as the worker and the queues have room for.
 open AS MATERIALIZED (
     -- A queue with a limit is open only to a transaction that holds its budget (lock_budgets).
     -- `room` is the smaller one of the limits of the queue and of the worker; the latter is never NULL.
@@ -89,16 +89,16 @@ open AS MATERIALIZED (
                       THEN s.max_running - (SELECT count(*)
                                               FROM dagapp.dag_tasks t
                                              WHERE t.status = 'running' AND t.queue = q.name) END) AS room
-      FROM unnest(%(queues)s::text[], %(rooms)s::int[]) WITH ORDINALITY AS q (name, room, place)
+      FROM unnest(%(queues)s::text[], %(free_slots)s::int[]) WITH ORDINALITY AS q (name, room, place)
       LEFT JOIN dagapp.dag_queues s
         ON s.queue = q.name
      WHERE s.queue IS NULL
         OR NOT s.is_paused AND (s.max_running IS NULL OR s.queue = ANY (%(budgets)s::text[]))
      ORDER BY q.place
-), looked_into AS MATERIALIZED (
+), searched_queues AS MATERIALIZED (
     SELECT q.name AS queue
       FROM open q
-), asked AS MATERIALIZED (
+), wanted_handlers AS MATERIALIZED (
     SELECT %(light_handlers)s::text[] || %(heavy_handlers)s::text[] AS handlers, NULL::int AS any_rank
 ),
 -- use: waiting
@@ -287,7 +287,7 @@ SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
 
 -- name: take_stops
 -- The tasks that a worker is asked to stop, until they have ended: a response may be lost. stop_seen_at records the first time.
-WITH asked AS MATERIALIZED (
+WITH unseen AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
      WHERE t.worker_id = %(worker_id)s AND t.stop_requested_at IS NOT NULL AND t.stop_seen_at IS NULL
@@ -298,7 +298,7 @@ WITH asked AS MATERIALIZED (
 ), seen AS (
     UPDATE dagapp.dag_tasks t
        SET stop_seen_at = dagapp.clock()
-      FROM asked a
+      FROM unseen a
      WHERE t.job_id = a.job_id AND t.node_id = a.node_id AND t.attempt = a.attempt
 )
 SELECT t.task_id

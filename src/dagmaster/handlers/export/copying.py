@@ -168,8 +168,8 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
         copied: dict[str, CopiedObject] = {}
         items: list[str] = []
         failure: DagmasterError | None = None
-        revision = session.documents(target, params.batch.after, params.batch.last_id)
-        for number, (document_id, document) in enumerate(revision, start=1):
+        batch = session.documents(target, params.batch.after, params.batch.last_id)
+        for number, (document_id, document) in enumerate(batch, start=1):
             for source, asset in _files(target, document):
                 if source.blob not in copied:
                     try:
@@ -181,7 +181,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
                 written = _write(ctx, session, target, documents.item_name(document_id), item)
                 copied[written.blob] = written
                 items.append(document_id)
-            ctx.progress(number / len(revision), "copying", objects=len(copied))
+            ctx.progress(number / len(batch), "copying", objects=len(copied))
             if ctx.cancelled or ctx.shutting_down:
                 raise ctx.give_back()
     if failure:
@@ -200,31 +200,31 @@ def _files(target: ExternalTarget, document: Json) -> Iterator[tuple[Location, J
 def _copy_file(
     ctx: SyncContext, session: ExternalSession, target: ExternalTarget, source: Location, asset: Json
 ) -> CopiedObject:
-    copy_of = external(ctx, source.blob)
+    copy_location = external(ctx, source.blob)
     prefix = ctx.addresses.external_base
     if documents.is_mosaic(source) and prefix is not None:
         cogs = ctx.addresses.external(external(ctx, edition_of(target).cog("x"))).removesuffix("x")
-        return _put(ctx, session, target, copy_of, documents.external_mosaic(ctx.storage.get(source), cogs))
+        return _put(ctx, session, target, copy_location, documents.external_mosaic(ctx.storage.get(source), cogs))
     expected = documents.checksum_of(asset) or ctx.storage.sha256(source)
-    with guarded(ctx, session, target, copy_of):
-        if _sha256(ctx, copy_of) != expected:
+    with guarded(ctx, session, target, copy_location):
+        if _sha256(ctx, copy_location) != expected:
             faults.reach("handler.before-publish")
             try:
-                ctx.exporter.copy(ctx.storage, source, copy_of, ctx.job_id)
+                ctx.exporter.copy(ctx.storage, source, copy_location, ctx.job_id)
             except HandlerFailed as error:
                 raise DamagedCopy(error) from None
             faults.reach("handler.after-publish")
-            _require_same(ctx, copy_of, expected, source)
-    size = ctx.storage.head(copy_of).size_bytes
-    return CopiedObject(blob=copy_of.blob, size_bytes=size, sha256=expected)
+            _require_same(ctx, copy_location, expected, source)
+    size = ctx.storage.head(copy_location).size_bytes
+    return CopiedObject(blob=copy_location.blob, size_bytes=size, sha256=expected)
 
 
-def _require_same(ctx: SyncContext, copy_of: Location, expected: str, source: Location) -> None:
+def _require_same(ctx: SyncContext, copy_location: Location, expected: str, source: Location) -> None:
     """Read the copy again and compare it. If the source itself differs from its document, a retry cannot help."""
-    if _sha256(ctx, copy_of) == expected:
+    if _sha256(ctx, copy_location) == expected:
         return
     if ctx.storage.sha256(source) == expected:
-        raise DamagedCopy(HandlerFailed(f"the copy {copy_of} differs from its source", code="export.checksum"))
+        raise DamagedCopy(HandlerFailed(f"the copy {copy_location} differs from its source", code="export.checksum"))
     raise DamagedCopy(
         UnfitData(
             f"{source} differs from the checksum in its STAC document",
@@ -260,17 +260,27 @@ def _put(
 
 @contextmanager
 def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location) -> Iterator[None]:
-    """Write one object of the external zone. It is deleted if the export is no longer current afterwards: a task may
-    outlive its job, and the other copies may have been removed while it wrote."""
+    """A context in which one object of the external zone is written. It is deleted if the export is no longer current
+    afterwards: a task may outlive its job, and the other copies may have been removed while it wrote."""
     _require_current(lambda: session.is_current(target), target)
     try:
         yield
     except DamagedCopy:
         ctx.storage.delete(location)
         raise
+    except DagmasterError:  # it may have been written before the error
+        _delete_unless_current(ctx, session, target, location)
+        raise
+    _delete_unless_current(ctx, session, target, location)
+
+
+def _delete_unless_current(
+    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location
+) -> None:
+    """Delete an object of an export that is no longer current, or of which that cannot be checked; raise the reason."""
     try:
         _require_current(lambda: session.is_current(target), target)
-    except DagmasterError:  # also if the database cannot be reached
+    except DagmasterError:
         ctx.storage.delete(location)
         raise
 

@@ -50,7 +50,7 @@ def remove(ctx: SyncContext, params: TargetParams) -> Removed:
         session.claim(target)
         count = ctx.storage.clear_external(edition)
         if not session.is_current(target):  # this task has outlived its job
-            session.doubt(target)
+            session.require_export_again(target)
             raise UnfitData(
                 f"the withdrawal of {target} is no longer current",
                 code="external.not-current",

@@ -197,19 +197,19 @@ def write_described(
     name: str,
     part: str | None = None,
     own: tuple[int, int] | None = None,
-    origin: str = "",
+    lineage_start: str = "",
 ) -> CogResult:
     """Write a COG, publish it, and describe it for later tasks.
 
-    `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `origin` is the
-    beginning of the lineage.
+    `part` names the COG among those of the dataset; statistics count only the `own` part of its window; `lineage_start`
+    is the beginning of the lineage.
     """
     edition = params.about.writable_edition(ctx)
-    cog = _write(ctx, params, write, edition, own=own, name=name, is_alone=part is None)
+    cog = _write(ctx, params, write, edition, own=own, name=name, is_only_cog=part is None)
     provenance = _provenance(ctx, params.source) if isinstance(params, CogParams) else {}
     if provenance.get("source_name"):
-        origin = f"{provenance['source_name']}{_in_brackets(provenance['source_crs'])} "
-    lineage = origin + _lineage(params, cog.facts, provenance.get("source_sha256"))
+        lineage_start = f"{provenance['source_name']}{_in_brackets(provenance['source_crs'])} "
+    lineage = lineage_start + _lineage(params, cog.facts, provenance.get("source_sha256"))
     about = params.about.model_copy(update={"lineage": lineage, **provenance})
     asset = mosaics.mosaic_asset(ctx.storage.gdal_path(cog.location), name=name)
     ground = cog.footprint
@@ -288,14 +288,14 @@ def _write(
     *,
     own: tuple[int, int] | None,
     name: str,
-    is_alone: bool,
+    is_only_cog: bool,
 ) -> _PublishedCog:
-    """`is_alone`: this is the only COG of the dataset, so it must contain data."""
+    """`is_only_cog`: this is the only COG of the dataset, so it must contain data."""
     with ctx.storage.scratch(ctx.job_id) as folder:
         path = folder / name
         profile = profile_of(params.output_tier, params.jpeg_quality)
         facts = write(path, profile, _progress(ctx))
-        if facts.is_empty and is_alone:
+        if facts.is_empty and is_only_cog:
             raise UnfitData(
                 "no pixel of the output has data",
                 code="raster.all-nodata",
@@ -317,7 +317,7 @@ def _write(
 
 
 def _progress(ctx: SyncContext) -> Callable[[float], None]:
-    """Called after each row of blocks, where the task can also stop early."""
+    """A function that reports progress after each row of blocks, and stops the task early if that is requested."""
 
     def report(fraction: float) -> None:
         if ctx.cancelled or ctx.shutting_down:

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 import orjson
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.handlers.context import SyncContext
@@ -61,13 +61,14 @@ def stac_read_items(ctx: SyncContext, params: DocumentsParams) -> ItemDocuments:
 
 
 class InventoryParams(BaseModel):
-    """`prefix` is a folder; `suffixes` are the endings of file names that are listed."""
+    """`prefix` is a folder; `suffixes` are the endings of file names that are listed. More blobs than `limit` are an
+    error. `most` is the former name of `limit`."""
 
     zone: Zone = Zone.BRONZE
     container_name: str | None = None
     prefix: str = ""
     suffixes: list[str] = [".tif", ".tiff"]
-    most: int = Field(100_000, ge=1, le=100_000)
+    limit: int = Field(100_000, ge=1, le=100_000, validation_alias=AliasChoices("limit", "most"))
 
 
 def inventory(ctx: SyncContext, params: InventoryParams) -> InventoryResult:
@@ -82,11 +83,11 @@ def inventory(ctx: SyncContext, params: InventoryParams) -> InventoryResult:
     )
     if not blobs:
         raise NotFound(f"{folder} has no blob whose name ends with {', '.join(suffixes)}", code="inventory.empty")
-    if len(blobs) > params.most:
+    if len(blobs) > params.limit:
         raise InvalidRequest(
-            f"{folder} has {len(blobs)} blobs, more than the limit of {params.most}",
+            f"{folder} has {len(blobs)} blobs, more than the limit of {params.limit}",
             code="inventory.too-many",
-            hint="list a subfolder, or raise `most`",
+            hint="list a subfolder, or raise `limit`",
         )
     return InventoryResult(
         container_name=folder.container,

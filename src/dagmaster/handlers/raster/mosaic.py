@@ -7,7 +7,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from dagmaster.bbox import BBox
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.dataset import About, Json
@@ -85,7 +85,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
 @dataclass(slots=True)
 class _Parts:
     first: Location
-    partials: Partials = ()  # of tiles
+    partials: Partials = ()  # of all tiles; empty for other COGs
     count: int = 0
     size_bytes: int = 0
     assets: list[mosaics.MosaicAsset] = field(default_factory=list)
@@ -156,7 +156,7 @@ def _store_collection(ctx: SyncContext, edition: Edition, collection: Json) -> N
 
 def _served_urls(ctx: SyncContext, about: About) -> dict[str, str]:
     dataset_id, ordinal = about.dataset_id, about.version_ordinal
-    if dataset_id == own_dataset_id(ctx.job_id):
+    if dataset_id == job_dataset_id(ctx.job_id):
         return {}
     return {
         "tile_server_url": ctx.addresses.tilejson(dataset_id, ordinal),

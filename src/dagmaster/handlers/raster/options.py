@@ -230,7 +230,7 @@ def _dtype(facts: RasterFacts) -> str:
 
 
 def _colors(facts: RasterFacts, kind: RasterType, *, unset_alpha: bool) -> list[str]:
-    """The color interpretations that the COG will have."""
+    """The colour interpretations that the COG will have."""
     colors = [band.color for band in facts.bands]
     if unset_alpha:
         return ["undefined" if color == "alpha" else color for color in colors]

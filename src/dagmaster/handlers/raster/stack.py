@@ -100,7 +100,10 @@ def _type_of(options: SourceParams) -> RasterType:
 
 
 def _write(
-    ctx: SyncContext, params: StackParams, opened: Callable[[], AbstractContextManager[CombinedRaster]], origin: str
+    ctx: SyncContext,
+    params: StackParams,
+    opened: Callable[[], AbstractContextManager[CombinedRaster]],
+    lineage_start: str,
 ) -> StackResult:
     kind = _type_of(params.source(params.blob_names[0]))
 
@@ -120,7 +123,7 @@ def _write(
 
     name = cog_name(params.about, params.part)
     cog = write_described(
-        ctx, params, write, raster_type=params.raster_type, name=name, part=params.part, origin=origin
+        ctx, params, write, raster_type=params.raster_type, name=name, part=params.part, lineage_start=lineage_start
     )
     return StackResult(**dict(cog), total_sources=len(params.blob_names))
 

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dagmaster.database.assets.documents import RevisionKey, read_earlier
 from dagmaster.database.connect import translate_errors
-from dagmaster.dataset_ids import own_dataset_id
+from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.cogs import MAX_NEIGHBOURS
@@ -197,28 +197,28 @@ def _dataset_id(ctx: SyncContext, params: ValidateParams) -> str:
             code="stac.one-collection",
             hint="a dataset is a collection: pass only one of them",
         )
-    return params.collection_id or params.dataset_id or own_dataset_id(ctx.job_id)
+    return params.collection_id or params.dataset_id or job_dataset_id(ctx.job_id)
 
 
 def _about(
-    params: ValidateParams, valid: _ValidFile, before: Predecessor, *, title: str, content_hash: str | None
+    params: ValidateParams, valid: _ValidFile, predecessor: Predecessor, *, title: str, content_hash: str | None
 ) -> About:
     """The description. Each field is as submitted, else as in an earlier revision, else from the file or `title`."""
     when = choose_when(given=params.datetime, tags=valid.facts.tags, supplied_at=valid.supplied_at)
     about = About(
-        dataset_id=before.dataset_id,
+        dataset_id=predecessor.dataset_id,
         version_ordinal=params.version_ordinal,
         revision=params.revision,
-        version_label=params.version_label or before.version_label,
-        title=params.title or before.title or title,
-        description=params.description or before.stored("description"),
-        keywords=params.keywords or before.stored("keywords") or [],
-        license=params.license or before.stored("license") or "other",
-        providers=params.providers or before.stored("providers") or [],
-        platform_refs=params.platform_refs or before.platform_refs,
+        version_label=params.version_label or predecessor.version_label,
+        title=params.title or predecessor.title or title,
+        description=params.description or predecessor.stored("description"),
+        keywords=params.keywords or predecessor.stored("keywords") or [],
+        license=params.license or predecessor.stored("license") or "other",
+        providers=params.providers or predecessor.stored("providers") or [],
+        platform_refs=params.platform_refs or predecessor.platform_refs,
         band_names=params.options.band_names or [],
-        when=TimeRange.of(before.when(when)),
-        created=before.created,
+        when=TimeRange.of(predecessor.when(when)),
+        created=predecessor.created,
         processed_at=now(),
         workflow=params.workflow,
         source_sha256=content_hash,
@@ -278,11 +278,13 @@ def validate_collection(ctx: SyncContext, params: CollectionParams) -> Collectio
     valid = _validate_all(ctx, params)
     first = valid[0]
     edition = _edition(ctx, params)
-    before = _predecessor(ctx, edition)
+    predecessor = _predecessor(ctx, edition)
     checksums = [file.sha256 for file in valid]
     content_hash = None if None in checksums else combined_checksum(checksums)
-    title = before.dataset_id if params.dataset_id or params.collection_id else PurePosixPath(first.source.name).stem
-    about = _about(params, first, before, title=title, content_hash=content_hash)
+    title = (
+        predecessor.dataset_id if params.dataset_id or params.collection_id else PurePosixPath(first.source.name).stem
+    )
+    about = _about(params, first, predecessor, title=title, content_hash=content_hash)
     facts = [file.facts for file in valid]
     layout = layout_of(facts, params.options, first.grid.resolution)
     claim(ctx.storage, edition, recipe_of(params.options, facts, first.kind, first.source_crs))
@@ -301,7 +303,7 @@ def validate_collection(ctx: SyncContext, params: CollectionParams) -> Collectio
             CollectionPart(
                 source=sources[at],
                 part=part,
-                about=_part_about(about, params, valid[at], before, part),
+                about=_part_about(about, params, valid[at], predecessor, part),
                 neighbours=neighbours.get(at, []),
             )
             for at, (_, part) in enumerate(_part_names(params.blob_names))
@@ -326,11 +328,11 @@ def _neighbours(layout: CollectionLayout, sources: list[SourceParams]) -> dict[i
 
 
 def _neighbours_in(group: GridGroup, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
-    """Empty if the files of the group are read with different options, or cover the same area: those are of different
-    times or bands, and a neighbour could be of another time or band."""
+    """The neighbours of each file of a group. Empty if the files are read with different options, or cover the same
+    area: those are of different times or bands, and a neighbour could be of another time or band."""
     own = [sources[at] for at in group.members]
-    of_one_file: Json = {"blob_name": "", "sha256": None, "etag": None}
-    options = {source.model_copy(update=of_one_file).model_dump_json() for source in own}
+    file_fields: Json = {"blob_name": "", "sha256": None, "etag": None}
+    options = {source.model_copy(update=file_fields).model_dump_json() for source in own}
     has_fixes = own[0].unset_alpha or own[0].dtype is not None
     is_same_area = overlaps(group.places.astype(np.float64), np.maximum).any()
     if len(options) > 1 or has_fixes or is_same_area:
@@ -357,15 +359,15 @@ def _validate_all(ctx: SyncContext, params: CollectionParams) -> list[_ValidFile
     return valid
 
 
-def _part_about(about: About, params: ValidateParams, file: _ValidFile, before: Predecessor, part: str) -> About:
+def _part_about(about: About, params: ValidateParams, file: _ValidFile, predecessor: Predecessor, part: str) -> About:
     """Each file has its own time; the other fields are those of the dataset."""
     when = choose_when(given=params.datetime, tags=file.facts.tags, supplied_at=file.supplied_at)
-    kept = before.when(when, item_id(about.dataset_id, about.version_ordinal, part))
+    kept = predecessor.when(when, item_id(about.dataset_id, about.version_ordinal, part))
     return about.model_copy(update={"when": TimeRange.of(kept)})
 
 
 def _part_names(blob_names: list[str]) -> Iterator[tuple[str, str]]:
-    """Blobs with the names of their COGs and items: file names, with a number where they repeat."""
+    """Each blob with the name of its COG and item: its file name, with a number if it repeats."""
     used: set[str] = set()
     for blob in blob_names:
         plain = part_name(PurePosixPath(blob).name)

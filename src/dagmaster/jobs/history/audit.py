@@ -121,7 +121,9 @@ class Audit(Replay):
         if not row.accepted:
             if not row.processed:
                 self._report(
-                    FindingCode.RESULT, f"the late result of attempt {row.attempt} is not processed", row.node_id
+                    FindingCode.RESULT,
+                    f"the late result of attempt {row.attempt} is not marked as processed",
+                    row.node_id,
                 )
         elif not row.processed:
             self._unprocessed(row, node, end)
@@ -184,8 +186,10 @@ class Audit(Replay):
             message = f"{reported} attempts were reported by a worker, but {node.results} have an accepted result"
             self._report(FindingCode.RESULT, message, node_id)
         if node.unread:
-            what = "a task has ended without a result" if node.unread > 0 else "a task that has not ended has a result"
-            self._report(FindingCode.RESULT, what, node_id)
+            problem = (
+                "a task has ended without a result" if node.unread > 0 else "a task that has not ended has a result"
+            )
+            self._report(FindingCode.RESULT, problem, node_id)
 
     def _check_ended(self) -> None:
         for node_id, node in self.rebuilt.nodes.items():

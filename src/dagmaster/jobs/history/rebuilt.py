@@ -72,7 +72,7 @@ class RebuiltNode:
     is_stale: bool = False  # a child of an earlier run; not counted until this run reuses it
     chosen: list[str] | None = None  # the branch of a conditional, in this run
     total: int | None = None  # children of a fan_out, in this run
-    gathered: int | None = None  # children that had completed when a fan_in started
+    gathered: int | None = None  # of a fan_in: children that had completed when it started
 
     @property
     def attempt(self) -> int:

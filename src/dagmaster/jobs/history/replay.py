@@ -233,8 +233,8 @@ class Replay:
         if self._is_stopping:
             self._report_event(FindingCode.WHILE_FAILING, event, "dispatched while the job was stopping")
         if self._failed_critical:
-            because = ", ".join(sorted(self._failed_critical))
-            self._report_event(FindingCode.WHILE_FAILING, event, f"dispatched after {because} had failed")
+            failed = ", ".join(sorted(self._failed_critical))
+            self._report_event(FindingCode.WHILE_FAILING, event, f"dispatched after {failed} had failed")
         if node.attempt == 0 and node.parent_node_id is None:
             self._check_fan_in(event, node_id)
         node.trace += AttemptState.QUEUED.value
@@ -390,8 +390,9 @@ class Replay:
             return
         counts = self.rebuilt.children_of(fan_out)
         if self.dependencies.has_open_children(fan_out):
-            of = f"{counts.ended} of {max(counts.expanded, self.dependencies.total(fan_out))} children of '{fan_out}'"
-            self._report_event(FindingCode.FAN_IN, event, f"started when {of} had ended")
+            total = max(counts.expanded, self.dependencies.total(fan_out))
+            children = f"{counts.ended} of {total} children of '{fan_out}'"
+            self._report_event(FindingCode.FAN_IN, event, f"started when {children} had ended")
         elif self.dependencies.exceeds_tolerance(fan_out):
             failed = f"{counts.failed_count + counts.cancelled_count} children of '{fan_out}' failed"
             self._report_event(FindingCode.FAN_IN, event, f"started although {failed}")

@@ -101,7 +101,7 @@ def _require_revision(asset: AssetState, ordinal: int | None, revision: int | No
 
 
 def _require_kept(asset: LoadedAsset, change: ActionResult) -> None:
-    """What was purged cannot be published."""
+    """Refuse to publish a revision whose data was purged."""
     for version in change.state.versions:
         known = asset.state.version(version.ordinal)
         is_published = version.served_revision == version.revision != (known and known.served_revision)

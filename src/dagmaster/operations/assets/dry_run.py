@@ -29,7 +29,7 @@ async def dry_run(
     request: AssetSubmissionRequest,
     caller: Caller,
 ) -> AssetSubmissionResult:
-    """Errors of the request itself are raised; a refusal by the state of the asset is part of the result."""
+    """Errors of the request itself are raised; a refusal because of the state of the asset is part of the result."""
     checked = await check(store, library, storage, request, caller)
     runs = await store.past_runs(checked.workflow.workflow_id, PAST_RUNS)
     is_tiled = _is_tiled(checked, runs)
@@ -46,10 +46,10 @@ async def dry_run(
         is_tiled=is_tiled,
         estimate=_estimate(checked, runs, is_tiled),
     )
-    return result.model_copy(update=await _decided(store, checked))
+    return result.model_copy(update=await _outcome(store, checked))
 
 
-async def _decided(store: AssetStore, checked: CheckedSubmission) -> dict[str, Any]:
+async def _outcome(store: AssetStore, checked: CheckedSubmission) -> dict[str, Any]:
     try:
         if (earlier := await store.earlier_answer(checked.new)) is not None:
             return _repeated(earlier)
@@ -95,8 +95,8 @@ def _is_tiled(checked: CheckedSubmission, runs: Sequence[PastRun]) -> bool | Non
     size = checked.source.size_bytes
     if isinstance(limit, int | float) and size > limit * _MB:
         return True
-    alike = [run for run in runs if size / _COMPARABLE <= run.source_size <= size * _COMPARABLE]
-    nearest = min(alike, key=lambda run: abs(run.source_size - size), default=None)
+    comparable = [run for run in runs if size / _COMPARABLE <= run.source_size <= size * _COMPARABLE]
+    nearest = min(comparable, key=lambda run: abs(run.source_size - size), default=None)
     return None if nearest is None else nearest.items > 1
 
 

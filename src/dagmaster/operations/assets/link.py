@@ -46,14 +46,14 @@ async def make_link(
             hint="request a link for a shorter time",
         )
     expires_at = math.ceil(time.time() + valid_seconds)
-    named = chosen if is_preview or revision is not None else None
-    link = VersionLink(asset.asset_id, ordinal, expires_at, named, is_preview=is_preview)
+    link_revision = chosen if is_preview or revision is not None else None
+    link = VersionLink(asset.asset_id, ordinal, expires_at, link_revision, is_preview=is_preview)
     signing_key = await store.signing_key()
     _log.info(
         "a signed link was created",
         asset_id=asset.asset_id,
         version_ordinal=ordinal,
-        revision=named,
+        revision=link_revision,
         is_preview=is_preview,
         expires_at=expires_at,
         by=caller.name,

@@ -17,7 +17,7 @@ from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformInfo
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.submissions import NewSubmission, RevisionTarget
 from dagmaster.database.ledger.protocol import NewJob
-from dagmaster.dataset_ids import LONGEST, dataset_id_from, has_dataset_id, is_reserved, require_dataset_id
+from dagmaster.dataset_ids import MAX_ID_LENGTH, dataset_id_from, has_dataset_id, is_reserved, require_dataset_id
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
@@ -29,14 +29,14 @@ from dagmaster.workflows.model import Workflow
 from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST
 
 LOCAL: Final = ("local", "legacy")  # platforms whose only reference is the name of the dataset
-# What only a submission decides; `collection_id` is another name of the dataset id.
+# Inputs that only the platform sets; `collection_id` is another name of the dataset id.
 RESERVED: Final = frozenset(
     {"dataset_id", "collection_id", "version_ordinal", "revision", "version_label", "platform_refs"}
 )
 PINS: Final = frozenset({"source_etag", "source_etags"})
 SOURCES: Final = frozenset({"container_name", "blob_name", "blob_names"})
-_OF_ASSETS: Final = frozenset({"dataset_id", "version_ordinal", "revision"})  # inputs of workflows for assets
-_MAX_ACTOR_LENGTH = 64  # of a job's row
+_ASSET_INPUTS: Final = frozenset({"dataset_id", "version_ordinal", "revision"})  # required of a workflow for assets
+_MAX_ACTOR_LENGTH = 64  # of `submitted_by` of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class CheckedSubmission:
     label: str | None
     workflow: Workflow
     source: PinnedSource
-    inputs: Mapping[str, Any]  # with defaults, without what only the submission decides
+    inputs: Mapping[str, Any]  # with defaults, without those that the platform sets
     new: NewSubmission
 
     def decide(self, asset: AssetState | None) -> SubmissionDecision:
@@ -111,8 +111,8 @@ def _prefix_of(caller: Caller) -> str | None:
 
 
 def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: RevisionTarget) -> NewJob:
-    """The job of a revision, with the inputs that only a submission decides."""
-    decided = {
+    """The job of a revision, with the inputs that only the platform sets."""
+    set_inputs = {
         "dataset_id": target.dataset_id,
         "version_ordinal": target.ordinal,
         "revision": target.revision,
@@ -120,7 +120,7 @@ def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: Revisio
         "platform_refs": dict(checked.references.all),
         **_pins(checked.source),
     }
-    inputs = {name: value for name, value in decided.items() if name in checked.workflow.inputs}
+    inputs = {name: value for name, value in set_inputs.items() if name in checked.workflow.inputs}
     request = checked.request
     job = prepare(
         library,
@@ -201,15 +201,15 @@ def _dataset_ids(platform_id: str, references: References, *, is_of_partner: boo
 
 
 def _with_suffix(name: str, suffix: str) -> str:
-    return f"{name[: LONGEST - len(suffix) - 1].rstrip('._-')}-{suffix}"
+    return f"{name[: MAX_ID_LENGTH - len(suffix) - 1].rstrip('._-')}-{suffix}"
 
 
 def _makes_assets(workflow: Workflow) -> bool:
-    return workflow.inputs.keys() >= _OF_ASSETS
+    return workflow.inputs.keys() >= _ASSET_INPUTS
 
 
 def _require_assets_workflow(workflow: Workflow) -> None:
-    missing = sorted(_OF_ASSETS - workflow.inputs.keys())
+    missing = sorted(_ASSET_INPUTS - workflow.inputs.keys())
     if missing:
         raise InvalidRequest(
             f"workflow '{workflow.workflow_id}' cannot be used for assets: it has no input {', '.join(missing)}",
@@ -237,13 +237,13 @@ def _checked_inputs(
     library: WorkflowLibrary, workflow: Workflow, source: PinnedSource, request: AssetSubmissionRequest
 ) -> dict[str, Any]:
     """The parameters with their defaults, once they fit the workflow."""
-    many = "blob_names" in workflow.inputs
-    if many != source.is_many:
-        required = "several blobs" if many else "one blob"
+    takes_many = "blob_names" in workflow.inputs
+    if takes_many != source.is_many:
+        required = "several blobs" if takes_many else "one blob"
         raise InvalidRequest(
             f"workflow '{workflow.workflow_id}' requires {required}",
             code="source.invalid",
-            hint="use `blobs`" if many else "use `blob`",
+            hint="use `blobs`" if takes_many else "use `blob`",
         )
     inputs = {**request.parameters, **_source_inputs(source)}
     job = prepare(
@@ -255,8 +255,8 @@ def _checked_inputs(
             subscriber=request.subscriber,
         ),
     )
-    decided = RESERVED | PINS | SOURCES
-    return {name: value for name, value in job.input_params.items() if name not in decided}
+    set_by_platform = RESERVED | PINS | SOURCES
+    return {name: value for name, value in job.input_params.items() if name not in set_by_platform}
 
 
 def _source_inputs(source: PinnedSource) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dagmaster.storage import ObjectInfo, Storage, Zone
 
 @dataclass(frozen=True, slots=True)
 class PinnedSource:
-    """The objects as they are now. `is_many`: several that become one collection."""
+    """The objects as they are now. `is_many`: several objects become one collection."""
 
     container: str
     objects: tuple[ObjectInfo, ...]
@@ -56,7 +56,7 @@ class PinnedSource:
 async def pin(storage: Storage, source: SourceReference, *, prefix: str | None = None) -> PinnedSource:
     """Read the ETag and the size of each object, or say which of them do not exist. With a `prefix`, only objects of
     the bronze container whose names begin with it may be named."""
-    blobs, is_many = _named(source)
+    blobs, is_many = _blobs_in(source)
     container = source.container or storage.containers[Zone.BRONZE]
     if prefix is not None:
         _require_prefix(storage, container, blobs, prefix)
@@ -73,7 +73,7 @@ def _require_prefix(storage: Storage, container: str, blobs: Sequence[str], pref
         )
 
 
-def _named(source: SourceReference) -> tuple[Sequence[str], bool]:
+def _blobs_in(source: SourceReference) -> tuple[Sequence[str], bool]:
     if (source.blob is None) == (source.blobs is None):
         raise InvalidRequest(
             "a source must have either `blob` or `blobs`",

@@ -1,4 +1,4 @@
-"""Create a key, and the first one of a platform."""
+"""Create a key, and the first key of an installation."""
 
 from collections.abc import Iterable
 

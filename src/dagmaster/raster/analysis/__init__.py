@@ -1,1 +1,1 @@
-"""Statistics and footprints of finished rasters, and the mosaic of them."""
+"""Statistics, footprints and mosaics of rasters that the platform has written."""

@@ -17,17 +17,18 @@ from shapely.geometry import LineString, Polygon
 
 Floats = NDArray[np.float64]
 
-# Pixels. The middle of a step is at most half a pixel from a line of 45°, and its neighbours may be as far on the other
-# side. The corner of a single pixel is further from the line between its neighbours, and is kept.
-_RAGGED = 0.7
-_ENOUGH = 3  # middles of steps between two bends that are needed to fit a line
+# Pixels by which the middles of steps may differ from a straight edge: along an edge of 45°, a middle is at most half a
+# pixel from it, and its neighbours may be as far on the other side. The corner of a single pixel is farther from the
+# line between its neighbours, and is kept.
+_STEP_TOLERANCE = 0.7
+_MIN_MIDDLES = 3  # middles of steps between two bends that are needed to fit a line
 _PARALLEL = 0.02  # sine of the angle below which two lines count as parallel
-_NEAR = 2.0  # pixels by which a corner may be moved
-_BLUNT = 8.0  # pixels; the longest edge that replaces a sharp corner in a mask
+_MAX_CORNER_SHIFT = 2.0  # pixels by which a corner may be moved
+_MAX_BLUNT_EDGE = 8.0  # pixels; the longest edge that replaces a sharp corner in a mask
 
 
 def straightened(polygon: Polygon, swelling: float = 0.0) -> Polygon:
-    """The polygon with straight edges. Corners of the data that are not steps are kept.
+    """The polygon with straight edges instead of steps. Corners that are not part of a step are kept.
 
     `swelling`: by how many pixels the mask extends beyond the data along each axis, on average. A pixel of an overview
     is valid if any pixel below it is; slanted edges are moved back by the same distance.
@@ -50,7 +51,7 @@ class _Line:
         along = points[-1] - points[0]
         inner = points[1:-1]
         length = float(np.hypot(*along))
-        if len(inner) < _ENOUGH:
+        if len(inner) < _MIN_MIDDLES:
             return cls(points[0], along / max(length, 1e-12), points[0], length)
         middle = inner.mean(axis=0)
         _, axes = np.linalg.eigh(np.cov((inner - middle).T))
@@ -63,14 +64,14 @@ class _Line:
         nearest_point: Floats = self.point + self.direction * ((point - self.point) @ self.direction)
         return nearest_point
 
-    def meets(self, other: "_Line") -> Floats:
-        """The corner before `other`: where both cross; if they are parallel,
-        the mean of their points nearest the bend."""
-        if (corner := self.crosses(other)) is not None:
-            return corner if np.hypot(*(corner - other.start)) <= _NEAR + _BLUNT else other.start
+    def corner_with(self, other: "_Line") -> Floats:
+        """The corner between this line and the next one: where they cross, or the bend if that is too far away; if they
+        are parallel, the mean of their points nearest to the bend."""
+        if (corner := self.crossing_with(other)) is not None:
+            return corner if np.hypot(*(corner - other.start)) <= _MAX_CORNER_SHIFT + _MAX_BLUNT_EDGE else other.start
         return (self.nearest(other.start) + other.nearest(other.start)) / 2
 
-    def crosses(self, other: "_Line") -> Floats | None:
+    def crossing_with(self, other: "_Line") -> Floats | None:
         sine = self.direction[0] * other.direction[1] - self.direction[1] * other.direction[0]
         if abs(sine) <= _PARALLEL:
             return None
@@ -96,7 +97,7 @@ def _straight(ring: Any, swelling: float) -> Floats:
     lines = _sharpened(lines)
     if len(lines) < 3:
         return points
-    return np.array([before.meets(after) for before, after in zip([lines[-1], *lines[:-1]], lines, strict=True)])
+    return np.array([before.corner_with(after) for before, after in zip([lines[-1], *lines[:-1]], lines, strict=True)])
 
 
 def _sharpened(lines: list[_Line]) -> list[_Line]:
@@ -105,10 +106,10 @@ def _sharpened(lines: list[_Line]) -> list[_Line]:
     fitted = [at for at, line in enumerate(lines) if line.is_fitted]
     for at, following in zip(fitted, [*fitted[1:], *fitted[:1]], strict=True):
         between = [lines[place % len(lines)] for place in range(at + 1, following + len(lines) * (following <= at))]
-        corner = lines[at].crosses(lines[following])
-        if not between or corner is None or sum(line.length for line in between) > _BLUNT:
+        corner = lines[at].crossing_with(lines[following])
+        if not between or corner is None or sum(line.length for line in between) > _MAX_BLUNT_EDGE:
             continue
-        if min(np.hypot(*(corner - line.nearest(corner))) for line in between) <= _NEAR:
+        if min(np.hypot(*(corner - line.nearest(corner))) for line in between) <= _MAX_CORNER_SHIFT:
             kept = [line for line in kept if all(line is not other for other in between)]
     return kept
 
@@ -127,7 +128,7 @@ def _middles(ring: Any) -> Floats:
 
 def _bends(points: Floats) -> list[int]:
     """Indices of the points that remain when the line is simplified."""
-    simple = shapely.simplify(LineString(points), _RAGGED, preserve_topology=False)
+    simple = shapely.simplify(LineString(points), _STEP_TOLERANCE, preserve_topology=False)
     kept = [tuple(point) for point in shapely.get_coordinates(simple).tolist()]
     bends: list[int] = []
     for at, point in enumerate(points.tolist()):

@@ -35,11 +35,11 @@ MASK_PIXELS = 1_048_576
 MAX_EDGES = 60_000  # sides between valid and nodata pixels; a mask with more is coarsened
 MAX_VERTICES = 8_000
 DECIMALS = 7
-_STEPS_PER_EDGE = 4
-_NO_CORNER = 0.25  # pixels; a smaller bend is not a corner
-_STRAIGHT = 0.03  # pixels by which an edge in degrees may differ from the true one
-_NEAR_A_POLE = 0.02  # pixels
-_CELLS = 256  # along a side
+_STEPS_PER_EDGE = 4  # straight edges are used only if each replaces this many steps, on average
+_CORNER_TOLERANCE = 0.25  # pixels; a smaller bend is not a corner
+_STRAIGHT_TOLERANCE = 0.03  # pixels by which an edge in degrees may differ from the true one
+_POLE_DISC_RADIUS = 0.02  # pixels; the disc around a pole that is cut out of a polygon
+_CELLS = 256  # along each side of a grid, to find the part within the domain of its projection
 
 Polygons: TypeAlias = Any  # shapely's Polygon or MultiPolygon
 ToDegrees: TypeAlias = Callable[[Floats], Floats]  # (n, 2) pixels to (n, 2) longitudes and latitudes
@@ -90,7 +90,7 @@ def degrees_of_a_pixel(dataset: Any) -> float:
 
 
 def union(footprints: Iterable[Footprint | None]) -> Footprint | None:
-    """The area of all footprints; None if there is none."""
+    """The area of all footprints together; None if there are none."""
     polygons = [shape(footprint.geometry) for footprint in footprints if footprint]
     # Corners of tiles on a common edge are not corners of the union.
     return _as_footprint(shapely.simplify(shapely.unary_union(polygons), 10**-DECIMALS)) if polygons else None
@@ -163,11 +163,12 @@ def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Po
         mask, swelling, across, down = _coarser(mask), None, 2 * across, 2 * down
     scaled = shapely.transform(traced, lambda xy: xy * (across, down)).intersection(box(0, 0, grid.width, grid.height))
     pixel = min(across, down)
-    return _only_polygons(shapely.simplify(scaled, _NO_CORNER * pixel)), pixel
+    return _only_polygons(shapely.simplify(scaled, _CORNER_TOLERANCE * pixel)), pixel
 
 
 def _traced(mask: NDArray[np.bool_], swelling: float | None) -> Polygons | None:
-    """None if the outline is too long or has too many corners. Without a `swelling`, edges are not straightened."""
+    """The polygons of a mask; None if their outline is too long or has too many corners. Without a `swelling`, edges
+    are not straightened."""
     if min(mask.shape) > 8 and _edges(mask) > MAX_EDGES:
         return None
     mask = _unpinched(mask)
@@ -202,7 +203,7 @@ def _edges(mask: NDArray[np.bool_]) -> int:
 
 
 def _coarser(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """At half the resolution: valid if any of four pixels is."""
+    """The mask at half the resolution: a pixel is valid if any of its four pixels is."""
     rows, columns = (size + size % 2 for size in mask.shape)
     even = np.zeros((rows, columns), dtype=np.bool_)
     even[: mask.shape[0], : mask.shape[1]] = mask
@@ -218,14 +219,14 @@ def _in_degrees(pixels: Polygons, grid: _Grid, *, pixel: float) -> Polygons:
         return shapely.unary_union([_wrapped(part) for part in _parts(_shifted(pixels, grid))])
     to_degrees = _projection(grid)
     pixels = _within_domain(pixels, grid, to_degrees)
-    tolerance = _STRAIGHT * pixel * _degrees_of_a_pixel(pixels, to_degrees)
+    tolerance = _STRAIGHT_TOLERANCE * pixel * _degrees_of_a_pixel(pixels, to_degrees)
     poles = {latitude: point for latitude in (90.0, -90.0) if (point := _pole(grid, latitude))}
     pieces = [_projected(part, to_degrees, tolerance, poles, pixel) for part in _parts(pixels)]
     return shapely.simplify(shapely.unary_union(pieces), tolerance)
 
 
 def _shifted(pixels: Polygons, grid: _Grid) -> Polygons:
-    """For a grid in degrees: a datum shift must not move a longitude to another turn around the Earth."""
+    """Polygons of a grid in degrees, as WGS 84. A datum shift must not move a longitude by a turn around the Earth."""
     wgs84 = CRS.from_epsg(4326)
 
     def to_degrees(points: Floats) -> Floats:
@@ -250,7 +251,7 @@ def _projection(grid: _Grid) -> ToDegrees:
 
 
 def _within_domain(pixels: Polygons, grid: _Grid, to_degrees: ToDegrees) -> Polygons:
-    """Without parts outside the domain of the projection (the corners of a full disk), accurate to a coarse cell."""
+    """The polygons without parts outside the domain of the projection, such as the corners of a full disk."""
     if np.isfinite(to_degrees(_divided(shapely.get_coordinates(shapely.envelope(pixels)), 8))).all():
         return pixels
     side = np.linspace(0, 1, _CELLS + 1)
@@ -293,12 +294,12 @@ def _projected(
 
 
 def _kept_off_poles(polygon: Polygon, poles: dict[float, Point], pixel: float) -> tuple[Polygons, set[float]]:
-    """Remove a tiny disc around a pole on the boundary, where a ring has no longitude; later its edge is moved onto the
-    pole."""
+    """Cut out a tiny disc around a pole that is on the boundary, because a ring has no longitude there. `_onto_poles`
+    moves the edge of the disc onto the pole later."""
     touched = set()
     for latitude, pole in poles.items():
-        if polygon.boundary.distance(pole) < _NEAR_A_POLE * pixel / 2:
-            polygon = polygon.difference(pole.buffer(_NEAR_A_POLE * pixel, quad_segs=32))
+        if polygon.boundary.distance(pole) < _POLE_DISC_RADIUS * pixel / 2:
+            polygon = polygon.difference(pole.buffer(_POLE_DISC_RADIUS * pixel, quad_segs=32))
             touched.add(latitude)
     return polygon, touched
 
@@ -306,14 +307,14 @@ def _kept_off_poles(polygon: Polygon, poles: dict[float, Point], pixel: float) -
 def _onto_poles(lonlat: Floats, poles: set[float], tolerance: float) -> Floats:
     moved = lonlat.copy()
     for latitude in poles:
-        near = np.abs(lonlat[:, 1] - latitude) < tolerance / _STRAIGHT * _NEAR_A_POLE * 2
+        near = np.abs(lonlat[:, 1] - latitude) < tolerance / _STRAIGHT_TOLERANCE * _POLE_DISC_RADIUS * 2
         moved[near, 1] = latitude
     return moved
 
 
 def _projected_clear(polygon: Polygon, to_degrees: ToDegrees, tolerance: float, poles: dict[float, Point]) -> Polygons:
-    """A polygon with no pole on its boundary. Rings that go around the Earth are closed over a pole inside; points
-    within an odd number of rings are in the polygon."""
+    """Project a polygon with no pole on its boundary. Rings that go around the Earth are closed over the pole inside;
+    points within an odd number of rings are in the polygon."""
     rings = [_unrolled(np.array(ring.coords), to_degrees, tolerance) for ring in (polygon.exterior, *polygon.interiors)]
     inside = [latitude for latitude, pole in poles.items() if polygon.contains(pole)]
     over = inside[0] if inside else 90.0
@@ -343,14 +344,14 @@ def _unrolled(ring: Floats, to_degrees: ToDegrees, tolerance: float) -> Floats:
 
 
 def _divided(ring: Floats, pieces: int) -> Floats:
-    """With additional points, so that a symmetric bend of an edge is detected."""
+    """The ring with additional points on each edge, so that a symmetric bend of an edge is detected."""
     steps = np.linspace(0, 1, pieces, endpoint=False)[None, :, None]
     between = ring[:-1, None, :] + steps * (ring[1:, None, :] - ring[:-1, None, :])
     return np.concatenate([between.reshape(-1, 2), ring[-1:]])
 
 
 def _bent(degrees: Floats, true: Floats, tolerance: float) -> NDArray[np.bool_]:
-    """Edges whose true middle is not in their middle, or that are too long to know their direction around the Earth."""
+    """Which edges are curved in degrees, or too long for their direction around the Earth to be known."""
     with np.errstate(invalid="ignore"):  # points outside the domain of the projection do not count
         across = _turn(np.diff(degrees[:, 0]))
         latitude = (degrees[1:, 1] + degrees[:-1, 1]) / 2
@@ -360,7 +361,7 @@ def _bent(degrees: Floats, true: Floats, tolerance: float) -> NDArray[np.bool_]:
 
 
 def _turn(longitudes: Floats) -> Floats:
-    """Between -180 and 180."""
+    """Differences of longitudes, between -180 and 180."""
     return (longitudes + 180) % 360 - 180
 
 
@@ -372,7 +373,7 @@ def _closed(ring: Floats, pole: float) -> Polygons:
 
 
 def _wrapped(polygon: Polygons) -> Polygons:
-    """Split at the antimeridian, with all pieces moved to between -180 and 180."""
+    """The polygon split at the antimeridian, with all pieces moved to between -180 and 180."""
     west, _, east, _ = polygon.bounds
     turns = range(math.floor((west + 180) / 360), math.ceil((east - 180) / 360) + 1)
     pieces = [polygon.intersection(box(360 * turn - 180, -90, 360 * turn + 180, 90)) for turn in turns]
@@ -388,7 +389,8 @@ def _mover(degrees: float) -> Callable[[Floats], Floats]:
 
 
 def _as_footprint(polygons: Polygons) -> Footprint:
-    """Rounded, valid, with counter-clockwise exteriors, in an order that depends on the shape alone."""
+    """A footprint with rounded, valid polygons and counter-clockwise exteriors, in an order that depends on the shape
+    alone."""
     polygons = _only_polygons(shapely.set_precision(polygons, 10**-DECIMALS))
     if polygons.is_empty:
         raise UnfitData("the data covers no area at this precision", code="raster.no-footprint")

@@ -1,4 +1,4 @@
-"""MosaicJSON 0.0.3: which COG holds which part of the map.
+"""MosaicJSON 0.0.3: the index of which COG covers which part of the map.
 
 The index lists, for every quadkey (a square of the web map at `quadkey_zoom`), each COG whose outline overlaps it: the
 true shape, even if it is rotated, curved or on both sides of the antimeridian. Names are relative, so that a mosaic
@@ -11,9 +11,9 @@ does not contain internal locations; `asset_prefix` is where the COGs are publis
 Choices
 - `maxzoom` is that of rio-tiler for the finest COG. (At a pole or the antimeridian, rio-tiler's value is far too low.)
 - `minzoom` is that of rio-tiler for one raster of all COGs, increased until no tile needs more than `assets_per_tile`.
-- `quadkey_zoom` is the finest at which the index has at most eight entries per COG on average. At about this zoom a COG
-  is one or two squares wide: with larger squares the index would list COGs that are not needed, with smaller ones only
-  more entries.
+- `quadkey_zoom` is the finest zoom at which the index has at most eight entries per COG on average. At about this zoom
+  a COG is one or two squares wide: with larger squares the index would list COGs that are not needed, with smaller ones
+  only more entries.
 - `bounds` are -180 to 180 if the mosaic crosses the antimeridian, because maps do not accept a west greater than the
   east.
 """
@@ -42,9 +42,9 @@ from dagmaster.web_mercator import EQUATOR_METRES, position
 
 VERSION = "0.0.3"
 ENTRIES_PER_ASSET = 8
-DEEPEST = 24
+MAX_ZOOM = 24
 _TILE_PIXELS = 256
-_END_OF_MAP = 85.06  # degrees north and south
+_MAX_LATITUDE = 85.06  # degrees; the web map ends there in the north and south
 _DATA_TYPES = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
 _KNOWN_TYPES = {
     *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
@@ -121,7 +121,7 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 def assets_at(document: Mapping[str, Any], longitude: float, latitude: float) -> list[str]:
-    """The COGs of the square at a point, with their prefix: all that contain the point, and perhaps neighbours."""
+    """The COGs that the index lists at a point, with their prefix: all that contain it, and perhaps neighbours."""
     zoom = document["quadkey_zoom"]
     column, row = (math.floor(number) for number in _place(longitude, latitude, zoom))
     last = 2**zoom - 1
@@ -222,7 +222,7 @@ def _minzoom(
     finest = min(asset.resolution for asset in assets)
     lowest = min(_zoom(finest * 2 ** _overviews(bounds, finest)), maxzoom)
     for zoom in range(lowest, maxzoom):
-        if _busiest(tiles, zoom) <= assets_per_tile:
+        if _max_assets(tiles, zoom) <= assets_per_tile:
             return zoom
     return maxzoom
 
@@ -230,8 +230,8 @@ def _minzoom(
 def _overviews(bounds: BBox, resolution: float) -> int:
     """How often a raster with these bounds is halved until its shorter side fits into a tile."""
     west, south, east, north = bounds.unrolled()
-    left, top = _place(west, min(north, _END_OF_MAP), 0)
-    right, bottom = _place(east, max(south, -_END_OF_MAP), 0)
+    left, top = _place(west, min(north, _MAX_LATITUDE), 0)
+    right, bottom = _place(east, max(south, -_MAX_LATITUDE), 0)
     side = round(min(right - left, bottom - top) * EQUATOR_METRES / resolution)
     halvings = 0
     while side >> halvings > _TILE_PIXELS:
@@ -239,7 +239,7 @@ def _overviews(bounds: BBox, resolution: float) -> int:
     return halvings
 
 
-def _busiest(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
+def _max_assets(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
     """The largest number of assets that a tile of this zoom can need."""
     needed: dict[str, set[str]] = defaultdict(set)
     for quadkey, names in tiles.items():
@@ -250,7 +250,7 @@ def _busiest(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
 def _zoom(resolution: float) -> int:
     """The nearest zoom, as in GDAL and rio-tiler."""
     exact = math.log2(EQUATOR_METRES / _TILE_PIXELS / resolution)
-    return min(max(math.ceil(exact - 0.5), 0), DEEPEST)
+    return min(max(math.ceil(exact - 0.5), 0), MAX_ZOOM)
 
 
 def _resolution(dataset: Any, bounds: BBox) -> float:
@@ -259,11 +259,13 @@ def _resolution(dataset: Any, bounds: BBox) -> float:
     if dataset.crs == web_map:
         return float(max(abs(dataset.transform.a), abs(dataset.transform.e)))
     _, south, _, north = bounds
-    if not bounds.crosses_antimeridian and south > -_END_OF_MAP and north < _END_OF_MAP:
-        place, *_ = calculate_default_transform(dataset.crs, web_map, dataset.width, dataset.height, *dataset.bounds)
-        return float(max(abs(place.a), abs(place.e)))
+    if not bounds.crosses_antimeridian and south > -_MAX_LATITUDE and north < _MAX_LATITUDE:
+        transform, *_ = calculate_default_transform(
+            dataset.crs, web_map, dataset.width, dataset.height, *dataset.bounds
+        )
+        return float(max(abs(transform.a), abs(transform.e)))
     # GDAL would use the whole width of the map, or its infinite height, as the extent: use the centre instead.
-    middle = (max(south, -_END_OF_MAP) + min(north, _END_OF_MAP)) / 2
+    middle = (max(south, -_MAX_LATITUDE) + min(north, _MAX_LATITUDE)) / 2
     return degrees_of_a_pixel(dataset) / 360 * EQUATOR_METRES / math.cos(math.radians(middle))
 
 
@@ -297,7 +299,7 @@ def _refuse_internal_name(name: str) -> None:
 
 
 def _refuse_internal_prefix(prefix: str) -> None:
-    """It must be a public address or a relative path, and end in a slash."""
+    """Refuse a prefix that is neither a public address nor a relative path, or does not end in a slash."""
     address = urlsplit(prefix)
     is_public = (
         address.scheme in ("http", "https")

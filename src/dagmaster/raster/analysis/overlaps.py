@@ -44,19 +44,19 @@ def covering(assets: Iterable[MosaicAsset]) -> dict[str, list[str]]:
     return above
 
 
-def count_once(cogs: Iterable[CountedCog], *, most_values: int = MAX_VALUES) -> Partials:
+def count_once(cogs: Iterable[CountedCog], *, max_values: int = MAX_VALUES) -> Partials:
     """Statistics of the mosaic of these COGs."""
-    return combine(_each_visible(cogs, most_values))
+    return combine(_each_visible(cogs, max_values))
 
 
-def _each_visible(cogs: Iterable[CountedCog], most_values: int) -> Iterator[Partials]:
+def _each_visible(cogs: Iterable[CountedCog], max_values: int) -> Iterator[Partials]:
     for cog in cogs:
-        partials, read = _visible(cog, most_values) if cog.above else (cog.partials, 0)
-        most_values -= read
+        partials, read = _visible(cog, max_values) if cog.above else (cog.partials, 0)
+        max_values -= read
         yield partials
 
 
-def _visible(cog: CountedCog, most_values: int) -> tuple[Partials, int]:
+def _visible(cog: CountedCog, max_values: int) -> tuple[Partials, int]:
     """Statistics of the pixels that the COGs above leave visible, and how many values were read for them."""
     with ExitStack() as stack:
         dataset, *uppers = (stack.enter_context(open_raster(path)) for path in (cog.path, *cog.above))
@@ -67,7 +67,7 @@ def _visible(cog: CountedCog, most_values: int) -> tuple[Partials, int]:
             shared = round(shapely.union_all(squares).area)
             return tuple(replace(partial, total=partial.total - shared) for partial in cog.partials), 0
         values = dataset.width * dataset.height * dataset.count
-        if values > most_values:
+        if values > max_values:
             return tuple(replace(partial, approximate=True) for partial in cog.partials), 0
         partials = [_visible_in_band(dataset, band, uppers) for band in dataset.indexes]
         is_exact = all(_is_aligned(dataset, upper) for upper in uppers)
@@ -119,11 +119,11 @@ class _Overlap:
 
 def _overlap(dataset: Any, upper: Any, window: Window) -> _Overlap | None:
     """Where an upper COG covers the window; None if it does not. All COGs have the same CRS, and north is up."""
-    place, target = dataset.transform, ~upper.transform
+    to_map, to_upper = dataset.transform, ~upper.transform
     columns = window.col_off + np.arange(window.width)
     rows = window.row_off + np.arange(window.height)
-    upper_columns = np.floor(target.a * (place.a * (columns + 0.5) + place.c) + target.c).astype(np.int64)
-    upper_rows = np.floor(target.e * (place.e * (rows + 0.5) + place.f) + target.f).astype(np.int64)
+    upper_columns = np.floor(to_upper.a * (to_map.a * (columns + 0.5) + to_map.c) + to_upper.c).astype(np.int64)
+    upper_rows = np.floor(to_upper.e * (to_map.e * (rows + 0.5) + to_map.f) + to_upper.f).astype(np.int64)
     across, down = (
         (upper_columns >= 0) & (upper_columns < upper.width),
         (upper_rows >= 0) & (upper_rows < upper.height),

@@ -38,8 +38,8 @@ from dagmaster.raster.source.reading import marks_of, open_raster, read_with_val
 PERCENTILES = (2, 25, 50, 75, 98)
 BINS = 65_536  # one for every value of a 16-bit band
 CHUNK_PIXELS = 4_194_304
-_HALF = 2.0**1022  # half of a float's range
-_SQUARABLE = 300  # binary digits; squares of larger numbers and their sums may exceed a float
+_MAX_HALF_DISTANCE = 2.0**1022  # twice this value is surely within the range of a float
+_SAFE_EXPONENT = 300  # binary exponent; squares of larger numbers, and sums of such squares, may exceed a float
 
 Area: TypeAlias = tuple[int, int, int, int]  # column, row, width, height
 
@@ -159,7 +159,7 @@ def measure(
     path: str | PurePath, window: Area | Window | None = None, *, exact: bool = False, overview_level: int | None = None
 ) -> Partials:
     """A partial per band of one raster, from every pixel. With an `overview_level` (0 is the finest overview) they are
-    approximate, from that overview or the next finer one, unless `exact` is requested."""
+    approximate, from that overview or the coarsest one if there are fewer, unless `exact` is requested."""
     with open_raster(path) as dataset:
         area = _area(dataset, window)
         full = (dataset.height, dataset.width)
@@ -248,7 +248,11 @@ def _merged_moments(one: Partial, other: Partial, reference: float) -> tuple[flo
         for each in (one, other)
     )
     half = other_offset / 2 - offset / 2  # their distance may exceed a float
-    mean = offset + 2 * half * other_share if abs(half) < _HALF else offset * share + other_offset * other_share
+    mean = (
+        offset + 2 * half * other_share
+        if abs(half) < _MAX_HALF_DISTANCE
+        else offset * share + other_offset * other_share
+    )
     between = 2 * math.sqrt(share * other_share) * half
     return mean, math.hypot(math.sqrt(share) * one.deviation, math.sqrt(other_share) * other.deviation, between)
 
@@ -283,15 +287,15 @@ def _percentile_error(partial: Partial) -> float:
 def _percentile(partial: Partial, rank: float) -> float:
     """By linear interpolation between the two nearest values, as in numpy: exact if each value has its own bin."""
     position = rank / 100 * (partial.count - 1)
-    below = _in_order(partial, math.floor(position))
-    above = _in_order(partial, math.ceil(position))
+    below = _value_at(partial, math.floor(position))
+    above = _value_at(partial, math.ceil(position))
     share = position - math.floor(position)
     value = below if below == above else below * (1 - share) + above * share
     return min(max(value, partial.minimum), partial.maximum)
 
 
-def _in_order(partial: Partial, place: int) -> float:
-    """The value at this position of all values in order; values in a bin are assumed to be spread evenly."""
+def _value_at(partial: Partial, place: int) -> float:
+    """The value at this position if all values are sorted; values in a bin are assumed to be spread evenly."""
     cumulative = np.cumsum(partial.counts)
     bin_ = int(np.searchsorted(cumulative, place, side="right"))
     left = math.ldexp(partial.first + bin_, partial.scale)
@@ -442,7 +446,7 @@ def _moments(values: NDArray[Any], minimum: float, maximum: float) -> tuple[floa
         return _mean_and_deviation(wide)
     wide = values.astype(np.float64)
     size = math.frexp(max(abs(minimum), abs(maximum)))[1]
-    if abs(size) <= _SQUARABLE:
+    if abs(size) <= _SAFE_EXPONENT:
         return _mean_and_deviation(wide)
     size = min(max(size, -1000), 1000)
     wide *= math.ldexp(1, -size)
@@ -503,7 +507,7 @@ def _scale(minimum: float, maximum: float, is_integer: bool) -> int:
 
 
 def _coarsened(partial: Partial, scale: int) -> tuple[int, NDArray[np.int64]]:
-    shift = min(scale - partial.scale, 62)  # then only the sign is left
+    shift = min(scale - partial.scale, 62)  # a larger shift has the same result: only the sign is left
     if not shift:
         return partial.first, partial.counts
     first = partial.first >> shift
@@ -514,8 +518,8 @@ def _coarsened(partial: Partial, scale: int) -> tuple[int, NDArray[np.int64]]:
 def _added(one: tuple[int, NDArray[np.int64]], other: tuple[int, NDArray[np.int64]]) -> tuple[int, NDArray[np.int64]]:
     first = min(one[0], other[0])
     counts = np.zeros(max(start + len(counts) for start, counts in (one, other)) - first, dtype=np.int64)
-    for start, some in (one, other):
-        counts[start - first : start - first + len(some)] += some
+    for start, part in (one, other):
+        counts[start - first : start - first + len(part)] += part
     return first, counts
 
 

@@ -22,7 +22,7 @@ from dagmaster.raster.source.pixels import Block, Pixels, Rules, Validity
 from dagmaster.raster.source.points import Floats, Points, apply_affine, project
 from dagmaster.raster.source.window import Window
 
-AREA_TOLERANCE = 0.01  # of the valid area
+AREA_TOLERANCE = 0.01  # share of the valid area
 _MAX_PER_SIDE = 32
 _PIXELS_PER_PROBE = 32  # in each direction, if the source is small
 _MAX_READ_AFTERWARDS = 64
@@ -40,7 +40,7 @@ class ValidArea:
     source_km2: float
     output_km2: float
     lost_km2: float  # valid in the source, but not in the output
-    added_km2: float  # the reverse
+    added_km2: float  # valid in the output, but not in the source
 
     @property
     def differs(self) -> bool:
@@ -139,7 +139,8 @@ class AreaCheck:
             self._written[at] = True if valid is None else valid[0, probes.out_row[at] - row, probes.out_col[at] - col]
 
     def _read_missing(self) -> Floats:
-        """Read around probes that no block needed, or some of them, which then count for all. There should be none."""
+        """Read the source around probes that no block has read, or around some that then count for all. There should be
+        no such probes."""
         missing = np.flatnonzero(~self._is_read)
         scale = np.ones(self._is_read.size)
         if missing.size == 0:
@@ -213,7 +214,7 @@ class _ObservedBlocks:
 
 
 def _probes_of(source: Pixels, grid: OutputGrid, window: Window, resampling: Resampling, part: Window) -> _Probes:
-    """Probes where the part of the source belongs to the window, found by reducing the part again and again."""
+    """Probes where the part of the source belongs to the window; the part is narrowed down step by step."""
     mapping = _Mapping(source, grid)
     lattice = _AreaCells.of(part)
     for _ in range(16):

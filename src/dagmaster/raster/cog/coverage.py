@@ -46,7 +46,7 @@ class _Coverage:
 
     def has_data(self, window: Window) -> bool:
         rows, cols = window.blocks()
-        # From the centre outwards: if a tile has data, its centre most often has.
+        # From the centre outwards: a tile with data most often has data in its centre.
         order = sorted(
             range(rows * cols), key=lambda i: abs(2 * (i // cols) - rows + 1) + abs(2 * (i % cols) - cols + 1)
         )

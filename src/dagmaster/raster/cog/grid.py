@@ -35,7 +35,7 @@ from dagmaster.raster.source.window import BLOCK, Window
 from dagmaster.web_mercator import EQUATOR_METRES
 
 _SLACK = 1e-6  # of a pixel: for rounding errors of a transform
-SAME_PIXELS = 0.01  # of a pixel, by which grids may differ over their whole length
+SAME_PIXELS = 0.01  # share of a pixel by which equal grids may differ, over their whole length
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def output_grid(
 
 
 def is_north_up_in(facts: RasterFacts, target_crs: str) -> bool:
-    """Whether its pixels can be copied to a grid of the CRS."""
+    """Whether the pixels of a file can be copied to a grid of the CRS."""
     return _crs(facts) == parse_crs(target_crs) and _is_north_up(facts)
 
 
@@ -202,8 +202,8 @@ def scheme_from_geojson(document: dict[str, Any]) -> TilingScheme:
 
 
 def require_aligned(grid: OutputGrid, window: Window) -> None:
-    """Refuse a window that does not start at a block of one section: tiles have equal pixels because they share
-    blocks."""
+    """Refuse a window that does not start at a block of a section: neighbouring tiles agree in their pixels because
+    they share blocks."""
     for start, stop in grid.sections:
         if start <= window.col < stop:
             inside = window.col + window.width <= stop and window.row >= 0 and window.row + window.height <= grid.height
@@ -396,7 +396,8 @@ class _Extent:
 
 
 def _outer_points(facts: RasterFacts, source: CRS, target: CRS) -> Points:
-    """Points along its edges and inside: projected edges are curved, and a file may exceed the domain of the CRS."""
+    """Points along the edges of a file and inside it: projected edges are curved, and a file may exceed the domain of
+    the CRS."""
     along = np.linspace(0, 1, 101)
     inner_x, inner_y = (grid.ravel() for grid in np.meshgrid(np.linspace(0, 1, 21), np.linspace(0, 1, 21)))
     zeros, ones = np.zeros_like(along), np.ones_like(along)

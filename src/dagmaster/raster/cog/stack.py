@@ -57,7 +57,8 @@ _CACHE_BYTES = 256 * 2**20
 class CombinedRaster:
     """`facts` describe the combined raster, for its grid; `pixels` and `bands` become the COG.
 
-    `core` is the part of the pixels that becomes valid; those around it are only for interpolation. None means all.
+    `core` is the part of the pixels that becomes valid; those around it are only for interpolation. None means that all
+    pixels become valid.
     """
 
     facts: RasterFacts
@@ -79,7 +80,7 @@ def stacked(
     """All bands of all files as one raster. `names` are for bands without a description."""
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         first = files.parts[0]
-        _require_alike(files.parts, _FITTING)
+        _require_alike(files.parts, _SAME_CRS_AND_TYPE)
         for part in files.parts:
             _require_same_ground(part, first)
             _require_stackable(part)
@@ -108,7 +109,7 @@ def merged(
     source_crs: str | None = None,
     remote: bool = False,
 ) -> Iterator[CombinedRaster]:
-    """Files of one grid of pixels as one raster. Without a nodata value or alpha, a mask marks uncovered pixels."""
+    """Files on one pixel grid as one raster. Without a nodata value or alpha, a mask marks uncovered pixels."""
     with _opened(paths, raster_type, nodata=nodata, source_crs=source_crs, remote=remote) as files:
         _require_alike(files.parts, _SAME_BANDS)
         first = files.parts[0]
@@ -194,8 +195,8 @@ def _corners_in_pixels(
     down = np.abs(np.stack([inverse.a * b + inverse.b * e, inverse.d * b + inverse.e * e - 1])) * sizes[:, 1]
     corners = np.stack([inverse.a * c + inverse.b * f + inverse.c, inverse.d * c + inverse.e * f + inverse.f], axis=1)
     whole = np.round(corners)
-    off = np.max([*along, *down, *np.abs(corners - whole).T], axis=0)
-    return whole.astype(np.int64), off <= SAME_PIXELS
+    deviation = np.max([*along, *down, *np.abs(corners - whole).T], axis=0)
+    return whole.astype(np.int64), deviation <= SAME_PIXELS
 
 
 def neighbours_of(places: NDArray[np.int64]) -> list[list[int]]:
@@ -338,9 +339,9 @@ class _Merged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Demand:
+class _Requirement:
     code: str
-    verb: str  # before the value in the error
+    verb: str  # precedes the value in the error message
     of: Callable[[_SourceFile], Any]
     hint: str
 
@@ -356,70 +357,72 @@ def _marks(part: _SourceFile) -> str:
             return "a mask or not at all"
 
 
-_ONE_NODATA = "declare the same nodata value in all files: `gdal_edit.py -a_nodata VALUE file.tif`, or pass nodata"
-_FITTING = (
-    _Demand("raster.crs-differs", "is in", lambda part: part.crs, "reproject them to one CRS first"),
-    _Demand(
+_NODATA_HINT = "declare the same nodata value in all files: `gdal_edit.py -a_nodata VALUE file.tif`, or pass nodata"
+_SAME_CRS_AND_TYPE = (
+    _Requirement("raster.crs-differs", "is in", lambda part: part.crs, "reproject them to one CRS first"),
+    _Requirement(
         "raster.types-differ",
         "has the data type",
         lambda part: part.bands.dtype,
         "convert them to one type: `gdal_translate -ot`",
     ),
-    _Demand("raster.nodata-differs", "marks nodata with", _marks, _ONE_NODATA),
+    _Requirement("raster.nodata-differs", "marks nodata with", _marks, _NODATA_HINT),
 )
 _SAME_BANDS = (
-    *_FITTING,
-    _Demand(
+    *_SAME_CRS_AND_TYPE,
+    _Requirement(
         "raster.bands-differ",
         "has this number of bands:",
         lambda part: part.facts.count,
         "leave out files with other bands",
     ),
-    _Demand(
+    _Requirement(
         "raster.colors-differ",
         "has bands of",
         lambda part: ", ".join(color.name for color in part.bands.colors),
         "declare the same colours: `gdal_edit.py -colorinterp_1 red …`",
     ),
-    _Demand(
+    _Requirement(
         "raster.scales-differ",
         "has the scale and offset",
         lambda part: (part.bands.scales, part.bands.offsets),
         "unpack them first: `gdal_translate -unscale -ot Float32`",
     ),
-    _Demand("raster.units-differ", "is in units of", lambda part: part.bands.units, "convert them to one unit"),
-    _Demand("raster.palettes-differ", "has the palette", lambda part: part.bands.palette, "use one palette"),
+    _Requirement("raster.units-differ", "is in units of", lambda part: part.bands.units, "convert them to one unit"),
+    _Requirement("raster.palettes-differ", "has the palette", lambda part: part.bands.palette, "use one palette"),
 )
 
 
-def _require_alike(parts: Sequence[_SourceFile], demands: Sequence[_Demand]) -> None:
+def _require_alike(parts: Sequence[_SourceFile], requirements: Sequence[_Requirement]) -> None:
     first, *others = parts
     for part in others:
-        if demand := _first_difference(part, first, demands):
+        if requirement := _first_difference(part, first, requirements):
             raise UnfitData(
-                f"'{part.name}' {demand.verb} {_short(demand.of(part))}, "
-                f"but '{first.name}' {demand.verb} {_short(demand.of(first))}",
-                code=demand.code,
-                hint=demand.hint,
+                f"'{part.name}' {requirement.verb} {_short(requirement.of(part))}, "
+                f"but '{first.name}' {requirement.verb} {_short(requirement.of(first))}",
+                code=requirement.code,
+                hint=requirement.hint,
             )
 
 
-def _first_difference(part: _SourceFile, first: _SourceFile, demands: Sequence[_Demand]) -> _Demand | None:
-    return next((demand for demand in demands if demand.of(part) != demand.of(first)), None)
+def _first_difference(
+    part: _SourceFile, first: _SourceFile, requirements: Sequence[_Requirement]
+) -> _Requirement | None:
+    return next((requirement for requirement in requirements if requirement.of(part) != requirement.of(first)), None)
 
 
 def _require_stackable(part: _SourceFile) -> None:
     """A COG has one mask and one palette for all its bands."""
-    alone = None
+    limited_to_file = None
     if part.rules.validity is Validity.ALPHA:
-        alone = "an alpha band"
+        limited_to_file = "an alpha band"
     elif part.rules.validity is Validity.MASK:
-        alone = "a mask"
+        limited_to_file = "a mask"
     elif part.bands.palette is not None:
-        alone = "a palette"
-    if alone:
+        limited_to_file = "a palette"
+    if limited_to_file:
         raise UnfitData(
-            f"'{part.name}' has {alone}, which applies to its own bands only",
+            f"'{part.name}' has {limited_to_file}, which applies to its own bands only",
             code="raster.not-stackable",
             hint="mark nodata with a value instead" if part.bands.palette is None else "remove the palette",
         )
@@ -434,9 +437,9 @@ def _place_of(part: RasterFacts, first: RasterFacts) -> tuple[int, int, int, int
     drift = max(abs(steps.a - 1) * width, abs(steps.d) * width, abs(steps.e - 1) * height, abs(steps.b) * height)
     if drift > SAME_PIXELS:
         size, first_size = (" × ".join(f"{side:.10g}" for side in each.resolution or ()) for each in (part, first))
-        turned = "" if size != first_size else " with another rotation"
+        rotation = "" if size != first_size else " with another rotation"
         raise UnfitData(
-            f"the pixels of '{part.name}' are {size}{turned}, but those of '{first.name}' are {first_size}",
+            f"the pixels of '{part.name}' are {size}{rotation}, but those of '{first.name}' are {first_size}",
             code="raster.grids-differ",
             hint="resample them to one resolution first",
         )

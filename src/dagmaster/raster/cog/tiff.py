@@ -41,7 +41,7 @@ class Image:
     path: Path
     is_overview: bool = False
     is_mask: bool = False
-    at_least: int = 0  # blocks that it must contain
+    min_blocks: int = 0  # the number of blocks that it must contain
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def _directory(image: Image, files: ExitStack) -> _Directory:
     entries[_SUBFILE_TYPE] = _LONG, 1, struct.pack("<I", image.is_overview + 4 * image.is_mask)
     if image.is_mask:
         entries[_PHOTOMETRIC] = _SHORT, 1, struct.pack("<H", _MASK_PHOTOMETRIC)
-    if sum(size > 0 for size in sizes) < image.at_least:
+    if sum(size > 0 for size in sizes) < image.min_blocks:
         # GDAL writes blocks late, and does not report an error if that fails.
         raise Unavailable(
             "blocks of a COG were not written", code="raster.write-failed", hint="check whether the disk is full"
@@ -190,7 +190,7 @@ def _read(file: BinaryIO, offset: int, size: int) -> bytes:
     content = os.pread(file.fileno(), size, offset)
     if len(content) != size:
         raise Unavailable(
-            "a part of a COG is cut off", code="raster.write-failed", hint="check whether the disk is full"
+            "a temporary file of a COG is incomplete", code="raster.write-failed", hint="check whether the disk is full"
         )
     return content
 

@@ -34,13 +34,13 @@ _RADIUS = {
     Resampling.lanczos: 3,
 }
 _MAX_REDUCTION = 32
-_TILT = 0.1  # of rows and columns of the grid against those of the source
-AVERAGED_FROM = 1.5  # source pixels per pixel, in the coarser direction
+_MAX_TILT = 0.1  # tangent of the angle between rows of the grid and of the source, up to which pixels are averaged
+AVERAGED_FROM = 1.5  # source pixels per pixel of the grid, in the coarser direction
 _OPAQUE = 100  # the value of valid pixels in a mask that is warped as a band; it fits every type
-_WORLD = 360.0
-_EXACT = 2e-5  # pixels; also the share of pixels for which a wrong pixel is taken as the nearest
+_TURN_DEGREES = 360.0
+_NEAREST_ERROR = 2e-5  # pixels; also the share of pixels for which the nearest source pixel is wrong
 _ON_EDGE = 1e-3  # pixels; a pixel on the edge of two files is in both, so that it is never left out
-_CLOSE = 4e-3  # pixels; an error that is hardly visible in interpolated values
+_INTERPOLATION_ERROR = 4e-3  # pixels; such a shift is hardly visible in interpolated values
 
 
 class Blocks(Protocol):
@@ -120,7 +120,7 @@ class _SourcePart:
     def run(self) -> int:
         """The longest run of columns for which GDAL's linear interpolation is accurate enough."""
         bulge = max(_bulge(self.pixels.x), _bulge(self.pixels.y))
-        return next((run for run in (512, 256, 128) if bulge * (run / 32) ** 2 <= _CLOSE), 64)
+        return next((run for run in (512, 256, 128) if bulge * (run / 32) ** 2 <= _INTERPOLATION_ERROR), 64)
 
 
 class Warp:
@@ -168,10 +168,11 @@ class Warp:
         if inside.all():
             return block
         valid = np.broadcast_to(inside, (1, *inside.shape)) if block.valid is None else block.valid & inside
-        return self._settled(block.values, valid)
+        return self._block_of(block.values, valid)
 
     def _parts(self, col: int, row: int) -> Iterator[_SourcePart]:
-        """One for each turn around the Earth that reaches the source; nearly always one."""
+        """The parts of the source for a block: one for each turn around the Earth that reaches the source, so nearly
+        always one."""
         lattice = self._lattice(col, row, 32)
         # At the edge of the domain of the source's CRS, a coarse lattice would miss the area between its points.
         outer = lattice if lattice.are_finite else self._lattice(col, row, 4)
@@ -208,11 +209,11 @@ class Warp:
         if not self.source.crs.is_geographic:
             return [0]
         middle, _ = self.source.transform @ (self.source.width / 2, self.source.height / 2)
-        turns = np.round((middle - x[np.isfinite(x)]) / _WORLD)
+        turns = np.round((middle - x[np.isfinite(x)]) / _TURN_DEGREES)
         return [int(turn) for turn in np.unique(turns)]
 
     def _in_source(self, points: Points, turn: int) -> Points:
-        return Points(*apply_affine(~self.source.transform, points.x + turn * _WORLD, points.y))
+        return Points(*apply_affine(~self.source.transform, points.x + turn * _TURN_DEGREES, points.y))
 
     def _padding(self, pixels: Points) -> tuple[float, float]:
         """The radius of the kernel, and how far the block may extend between or beyond the points of the lattice."""
@@ -222,7 +223,8 @@ class Warp:
         return reach[0] + more[0], reach[1] + more[1]
 
     def _nearest(self, col: int, row: int, part: _SourcePart) -> Block | None:
-        """GDAL's transformer would choose a wrong pixel in one of 1,000 cases, this function does in one of 100,000."""
+        """The block by nearest neighbour. GDAL's transformer would choose a wrong pixel in one of 1,000 cases, this
+        method does in at most one of 50,000."""
         window = part.window
         block = self.source.read(window)
         pixels = self._pixel_centres(col, row, part)
@@ -237,16 +239,16 @@ class Warp:
         valid = inside[np.newaxis]
         if block.valid is not None:
             valid = block.valid.reshape(len(block.valid), -1)[:, flat] & inside
-        return self._settled(values, none_if_all(valid))
+        return self._block_of(values, none_if_all(valid))
 
     def _pixel_centres(self, col: int, row: int, part: _SourcePart) -> Points:
         """Positions of the block's pixel centres in the source, interpolated in a lattice that is as fine as needed."""
         for step in (32, 16, 8, 4):
             pixels = part.pixels if step == 32 else self._in_source(self._lattice(col, row, step), part.turn)
             bulge = max(_bulge(pixels.x), _bulge(pixels.y))
-            if not pixels.are_finite or bulge > 1000 * _EXACT:
+            if not pixels.are_finite or bulge > 1000 * _NEAREST_ERROR:
                 break
-            if bulge <= _EXACT:
+            if bulge <= _NEAREST_ERROR:
                 down, across = (_between(size, step) for size in self._size(col, row))
                 return Points(down.T @ pixels.x @ across, down.T @ pixels.y @ across)
         height, width = self._size(col, row)
@@ -259,7 +261,7 @@ class Warp:
             return None
         corner = self.source.transform @ Affine.translation(part.window.col, part.window.row)
         geometry: dict[str, Any] = {
-            "src_transform": Affine.translation(-part.turn * _WORLD, 0) @ corner,
+            "src_transform": Affine.translation(-part.turn * _TURN_DEGREES, 0) @ corner,
             "dst_transform": self._place(col, row),
             "size": self._size(col, row),
             "run": part.run,
@@ -275,14 +277,14 @@ class Warp:
                 assert self._rules.alpha is not None
                 alpha = self._rules.alpha + 1
                 values = self._kernel(block.values, src_alpha=alpha, dst_alpha=alpha, **geometry)
-                return self._settled(values, self._rules.valid_of(values))
+                return self._block_of(values, self._rules.valid_of(values))
             case Validity.MASK | Validity.ALL:
                 return self._with_mask(block, geometry)
 
     def _with_nodata(self, block: Block, geometry: dict[str, Any]) -> Block | None:
         assert self._rules.nodata is not None
         if block.valid is not None and block.values.dtype.kind == "f":
-            # NaN in addition to a nodata value: the kernel accepts only one.
+            # NaN becomes the nodata value, because the kernel accepts only one value.
             np.copyto(block.values, self._rules.nodata, where=np.isnan(block.values))
         # GDAL drops a pixel whose nearest source pixel is invalid only if all bands of a call share their valid pixels.
         # Otherwise it accepts any valid neighbour, and the data would grow by one source pixel.
@@ -292,7 +294,7 @@ class Warp:
         options["UNIFIED_SRC_NODATA"] = "YES" if together else "PARTIAL"
         calls = [block.values] if is_shared else np.split(block.values, len(block.values))
         values = np.concatenate([self._kernel(bands, **options) for bands in calls])
-        return self._settled(values, self._rules.valid_of(values))
+        return self._block_of(values, self._rules.valid_of(values))
 
     def _with_mask(self, block: Block, geometry: dict[str, Any]) -> Block | None:
         """The mask is warped as an alpha band."""
@@ -309,13 +311,13 @@ class Warp:
             DST_ALPHA_MAX=_OPAQUE,
             **geometry,
         )
-        return self._settled(values[:-1], none_if_all(values[-1:] != 0))
+        return self._block_of(values[:-1], none_if_all(values[-1:] != 0))
 
     def _kernel(
         self, values: Values, *, size: tuple[int, int], run: int, dst_transform: Affine, **options: Any
     ) -> Values:
         height, width = size
-        # Otherwise GDAL guesses a scale for each piece, and smooths if it assumes a reduction.
+        # Without a given scale, GDAL guesses one for each run, and smooths if it assumes a reduction.
         scale_x, scale_y = (1 / reduction if reduction >= 2 else 1 for reduction in self._reduction)
         runs = []
         for start in range(0, width, run):
@@ -338,7 +340,8 @@ class Warp:
         alpha = self._rules.alpha
         return alpha is not None and bool((values[alpha] != np.iinfo(values.dtype).max).any())
 
-    def _settled(self, values: Values, valid: Valid | None) -> Block | None:
+    def _block_of(self, values: Values, valid: Valid | None) -> Block | None:
+        """A block with the fill value in invalid pixels; None if no pixel is valid."""
         if valid is None:
             return Block(values)
         if not valid.any():
@@ -364,7 +367,7 @@ def interpolation_for(source: Pixels, grid: OutputGrid) -> Resampling:
     """
     finer, coarser = sorted(source_pixels_per_pixel(source, grid))
     right, down = _steps(source, grid)
-    tilted = (np.abs(right.y) > _TILT * np.abs(right.x)) | (np.abs(down.x) > _TILT * np.abs(down.y))
+    tilted = (np.abs(right.y) > _MAX_TILT * np.abs(right.x)) | (np.abs(down.x) > _MAX_TILT * np.abs(down.y))
     is_averaged = (
         coarser >= AVERAGED_FROM and finer >= 1 and source.rules.validity is not Validity.ALPHA and not tilted.any()
     )
@@ -390,7 +393,7 @@ def _projected(crs: CRS, source_crs: CRS, x: Floats, y: Floats) -> Points:
 
 
 def kernel_radius(resampling: Resampling) -> int:
-    """In pixels of the source, or of the grid if they are larger."""
+    """The radius of the kernel in pixels of the source, or of the grid if these are larger."""
     return _RADIUS.get(resampling, 1)
 
 
@@ -401,8 +404,10 @@ def _whole_offset(source: Pixels, grid: OutputGrid) -> tuple[int, int] | None:
     cols, rows = ~grid.transform @ (source.transform.c, source.transform.f)
     steps = ~grid.transform @ source.transform
     size = source.width, source.height
-    off = max(abs(steps.a - 1) * size[0], abs(steps.e - 1) * size[1], abs(cols - round(cols)), abs(rows - round(rows)))
-    if steps.b or steps.d or off > 1e-3:
+    deviation = max(
+        abs(steps.a - 1) * size[0], abs(steps.e - 1) * size[1], abs(cols - round(cols)), abs(rows - round(rows))
+    )
+    if steps.b or steps.d or deviation > 1e-3:
         return None
     return round(cols), round(rows)
 
@@ -419,7 +424,7 @@ def _clip(window: Window, bounds: Window) -> Window | None:
 
 
 def _merged(blocks: list[Block]) -> Block:
-    """Blocks of the same position, from both sides of the source's edge at the antimeridian."""
+    """Merge blocks of the same position, from both sides of the source's edge at the antimeridian."""
     first, *others = blocks
     for other in others:
         if first.valid is None:

@@ -68,7 +68,7 @@ class CogFacts:
     tier: str
     resampling: str
     reprojection_performed: bool
-    overviews: tuple[int, ...]  # factors
+    overviews: tuple[int, ...]  # their reduction factors
     treated_as: str  # "classes" or "measurements"
     is_type_unknown: bool  # `treated_as` was decided from the values
     is_empty: bool  # no pixel is valid
@@ -110,7 +110,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Watch:
-    """Seconds by step."""
+    """Measures the seconds that each step takes."""
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -318,10 +318,10 @@ class _Sink:
 
     def __init__(self, folder: Path, plan: _Plan, level: int, size: tuple[int, int], watch: _Watch) -> None:
         width, height = self.width, self.height = size
-        self.blocks = 0  # with data
-        self.count: Callable[[int, int, Block], Future[None]] | None = None  # begins to count a block
-        self._not_blank = 0  # blocks that must be stored in the file
-        self._complete = 0
+        self.blocks = 0  # the number of blocks with data
+        self.count: Callable[[int, int, Block], Future[None]] | None = None  # starts to count the values of a block
+        self._not_blank = 0  # the number of blocks that must be stored in the file
+        self._complete = 0  # the number of blocks without invalid pixels
         self._plan, self._level, self._watch = plan, level, watch
         self._paths = folder / f"{level}.tif", folder / f"{level}.mask.tif"
         self._image = _create(self._paths[0], plan, width, height, is_full=level == 0)
@@ -361,7 +361,7 @@ class _Sink:
             self._mask.close()
 
     def images(self, *, with_mask: bool) -> Iterator[Image]:
-        yield Image(self._paths[0], is_overview=self._level > 0, at_least=self._not_blank)
+        yield Image(self._paths[0], is_overview=self._level > 0, min_blocks=self._not_blank)
         if with_mask:
             yield Image(self._paths[1], is_overview=self._level > 0, is_mask=True)
 

@@ -9,9 +9,9 @@ from dagmaster.raster.source.pixels import Pixels
 from dagmaster.raster.source.window import Window
 
 _MAX_CLASSES = 64
-_FEW = 12  # this many distinct values or fewer count as classes, even if they change gradually
-_NEAR = 0.12  # share of the distinct values: neighbours in a coarse measurement differ by less, on average
-_SIDE = 256
+_CERTAIN_CLASSES = 12  # this many distinct values or fewer count as classes, even if they change gradually
+_MIN_STEP = 0.12  # share of the distinct values; neighbours in a measurement differ by less, on average
+_WINDOW_PIXELS = 256  # along a side
 
 Values = NDArray[np.generic]
 Mask = NDArray[np.bool_]
@@ -34,12 +34,12 @@ def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
     unequal = steps[steps > 0]
     if unequal.size == 0 or unequal.size >= steps.size / 2:
         return False
-    return bool(levels.size <= _FEW or unequal.mean() >= _NEAR * levels.size)
+    return bool(levels.size <= _CERTAIN_CLASSES or unequal.mean() >= _MIN_STEP * levels.size)
 
 
 def holds_classes(source: Pixels) -> bool:
     """Whether the first band of a source has classes, judged by nine windows. All tiles get the same result."""
-    width, height = min(_SIDE, source.width), min(_SIDE, source.height)
+    width, height = min(_WINDOW_PIXELS, source.width), min(_WINDOW_PIXELS, source.height)
     corners = {
         (int(across * (source.width - width)), int(down * (source.height - height)))
         for across in (0.1, 0.5, 0.9)
@@ -54,6 +54,7 @@ def holds_classes(source: Pixels) -> bool:
 
 
 def _steps(ranks: NDArray[np.intp], valid: Mask) -> NDArray[np.intp]:
-    """Distances between neighbours in a row, where both are valid, in the order of all values."""
+    """By how many ranks neighbours in a row differ, where both are valid. The rank is that among the distinct
+    values."""
     steps: NDArray[np.intp] = np.abs(np.diff(ranks, axis=1))[valid[:, 1:] & valid[:, :-1]]
     return steps

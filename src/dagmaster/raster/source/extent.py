@@ -17,8 +17,8 @@ Affine6 = tuple[float, float, float, float, float, float]
 Bounds = tuple[float, float, float, float]
 
 _STEPS = 100  # along each edge
-_GRID = 33  # points a side, where the outline leaves the domain of the projection
-_AT_A_POLE = 90 - 1e-9
+_GRID = 33  # points along a side, for a grid whose outline leaves the domain of the projection
+_AT_A_POLE = 90 - 1e-9  # degrees; points beyond this latitude count as the pole
 _WIDEST_GAP = 20.0  # degrees without a point that still count as covered
 
 
@@ -92,7 +92,8 @@ def _poles_inside(crs: CRS, transform: Affine6, width: int, height: int) -> set[
 
 
 def _bounds_of_the_part_on_earth(crs: CRS, transform: Affine6, width: int, height: int) -> BBox | None:
-    """For a grid that extends beyond the domain of its projection, such as a full disk: from points all over it."""
+    """The bounds of a grid that extends beyond the domain of its projection, such as a full disk, from points all over
+    it."""
     side = np.linspace(0, 1, _GRID)
     columns, rows = (part.ravel() for part in np.meshgrid(side * width, side * height))
     points = project_each(crs, CRS.from_epsg(4326), *apply_affine(transform, columns, rows)).finite()

@@ -299,7 +299,7 @@ def _palette(dataset: Any, index: int) -> dict[int, tuple[int, int, int, int]] |
 
 
 def _declared_nodata(vrt: str) -> dict[int, float]:
-    """By number of the band."""
+    """The declared nodata values, by the number of the band."""
     values = {}
     for part in vrt.split("<VRTRasterBand ")[1:]:
         number, value = re.search(r'band="(\d+)"', part), re.search(r"<NoDataValue>([^<]*)</NoDataValue>", part)

@@ -117,7 +117,7 @@ def short_name(path: str | Path) -> str:
 def size_of(path: str | Path) -> int:
     """Bytes of a file, 0 if it cannot be accessed."""
     try:
-        if not _is_of_gdal(os.fspath(path)):
+        if not _is_gdal_path(os.fspath(path)):
             return os.stat(path).st_size  # noqa: PTH116
         with OpenedFile(os.fspath(path)) as file:
             return file.size_bytes
@@ -134,7 +134,8 @@ def reason(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Known from the class of the error or, if another error wraps it, only from its message."""
+    """Whether memory ran out: known from the class of the error or, if another error wraps it, only from its
+    message."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CPLE_OutOfMemoryError) or "cannot allocate" in str(cause).lower():
@@ -206,7 +207,7 @@ def _open(path: str) -> Any:
 def _reading(path: str, name: str) -> Iterator[ReadRange]:
     """Read ranges of a file before GDAL interprets it; of an object, by requests for these ranges only."""
     try:
-        if _is_of_gdal(path):
+        if _is_gdal_path(path):
             with OpenedFile(path) as file:
                 _refuse_empty(file.size_bytes, name)
                 yield file.read
@@ -217,14 +218,14 @@ def _reading(path: str, name: str) -> Iterator[ReadRange]:
     except OSError as error:
         if path.startswith(_REMOTE):
             why = reason(error)
-            if why.startswith("Missing AZURE"):  # GDAL looks for a folder of that name, and has no signature for it
+            if why.startswith("Missing AZURE"):  # GDAL then tries to list a folder of this name
                 why = "it does not exist, or access to it is refused"
             raise Unavailable(f"'{name}' cannot be read: {why}", code="raster.unreachable") from None
         raise UnfitData(f"'{name}' cannot be read: {reason(error)}", code="raster.unreadable-file") from None
 
 
-def _is_of_gdal(path: str) -> bool:
-    """Whether only GDAL can read it."""
+def _is_gdal_path(path: str) -> bool:
+    """Whether this is a path that only GDAL can read."""
     return path.startswith("/vsi")
 
 
@@ -254,7 +255,7 @@ def _refused(name: str, what: str, advice: str) -> UnfitData:
 
 
 def _refuse_external_data(dataset: Any, path: str) -> None:
-    """An Imagine file may keep its pixels in another file that it names."""
+    """Refuse an Imagine file that keeps its pixels in another file."""
     others = [file for file in dataset.files if os.path.abspath(file) != os.path.abspath(path)]  # noqa: PTH100
     if others:
         raise UnfitData(

@@ -355,7 +355,8 @@ def _fits(nodata: float, dtype: np.dtype[Any]) -> bool:
 
 
 def _in_type(nodata: float, dtype: np.dtype[Any]) -> Any:
-    """The value as a pixel of the type has it: at the limits of a type, its text may be rounded to a value beyond."""
+    """The value as a pixel of the type holds it: near a limit of the type, its text may be rounded to a value
+    beyond."""
     if dtype.kind == "f":
         limit = float(np.finfo(dtype).max)
         return dtype.type(nodata if not math.isfinite(nodata) else min(max(nodata, -limit), limit))

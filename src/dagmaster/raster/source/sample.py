@@ -40,7 +40,7 @@ class BlockTable:
     looked_up: int = 0
     left_out: int = 0  # sparse: not stored, all nodata
     beyond_end: int = 0
-    is_one_strip: bool = False  # if compressed, it is decompressed from the first row on
+    is_one_strip: bool = False  # if it is compressed, every read decompresses it from its first row on
 
     @property
     def is_mostly_left_out(self) -> bool:
@@ -53,7 +53,7 @@ class BandRange:
 
     pixels: int = 0
     valid: int = 0
-    infinite: int = 0  # of the valid ones
+    infinite: int = 0  # the number of valid values that are infinite
     minimum: float = math.inf
     maximum: float = -math.inf
     has_nan: bool = False
@@ -75,7 +75,7 @@ class BandRange:
 @dataclass(frozen=True, slots=True)
 class Patch:
     values: Array  # bands, rows, columns
-    valid: Mask  # and finite: the values are compared and averaged
+    valid: Mask  # valid and finite pixels, because values are compared and averaged
 
 
 @dataclass(slots=True)
@@ -83,9 +83,9 @@ class Sample:
     bands: dict[int, BandRange] = field(default_factory=dict)  # by band number, without alpha
     patches: list[Patch] = field(default_factory=list)
     corners: list[Array] = field(default_factory=list)
-    pixels: int = 0  # of one band
+    pixels: int = 0  # the number of pixels read, per band
     alpha_pixels: int = 0
-    alpha_between: int = 0  # neither transparent nor opaque
+    alpha_between: int = 0  # alpha pixels that are neither transparent nor opaque
     is_whole: bool = False
     is_empty: bool = False  # all pixels were read, and none is valid
     problem: str | None = None  # why the pixels cannot be read

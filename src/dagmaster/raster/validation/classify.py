@@ -63,7 +63,7 @@ def _many_bands(facts: RasterFacts, colors: list[int], sample: Sample) -> Raster
     is_infrared = "nir" in names or _NIR.search(described) is not None
     if is_infrared and len(colors) <= 4:
         return RasterType.NIR
-    if len(colors) == 3 and has_alpha and alpha_is_picture(sample):
+    if len(colors) == 3 and has_alpha and is_alpha_image_data(sample):
         return RasterType.NIR
     if len(colors) == 3 and (is_rgb or is_byte):
         return RasterType.RGBA if has_alpha else RasterType.RGB
@@ -74,8 +74,9 @@ def _many_bands(facts: RasterFacts, colors: list[int], sample: Sample) -> Raster
     return RasterType.MULTISPECTRAL
 
 
-def alpha_is_picture(sample: Sample) -> bool:
-    """GDAL marks the fourth band of every 8-bit file as alpha, even near infrared. Real alpha is mostly 0 or 255."""
+def is_alpha_image_data(sample: Sample) -> bool:
+    """Whether the alpha band holds image data: GDAL marks the fourth band of every 8-bit file as alpha, even near
+    infrared. Real alpha is mostly 0 or 255."""
     return sample.half_transparent > 0.5
 
 
@@ -89,7 +90,7 @@ def _words(facts: RasterFacts) -> str:
 
 
 def _is_like_an_index(dtype: str, sample: Sample) -> bool:
-    """Normalised differences: between -1 and 1, on both sides of zero."""
+    """Whether values are like those of a normalised difference: between -1 and 1, on both sides of zero."""
     return dtype.startswith("float") and -1.0 <= sample.minimum < -0.02 and 0.1 < sample.maximum <= 1.0
 
 
@@ -100,7 +101,7 @@ def _is_like_heights(dtype: str, sample: Sample) -> bool:
 
 
 def _is_smooth(sample: Sample) -> bool:
-    """Differences between neighbours are small compared with the range of the values."""
+    """Whether differences between neighbours are small compared with the range of the values."""
     differences = [np.abs(difference) for difference in _differences(sample)]
     spread = sample.maximum - sample.minimum
     if not differences or not np.isfinite(spread) or spread == 0:

@@ -9,7 +9,7 @@ import numpy as np
 from dagmaster.raster.source.facts import RasterFacts, RasterType
 from dagmaster.raster.source.pixels import storable_nodata
 from dagmaster.raster.source.sample import BlockTable, Sample, alpha_band, has_own_mask
-from dagmaster.raster.validation.classify import alpha_is_picture
+from dagmaster.raster.validation.classify import is_alpha_image_data
 from dagmaster.raster.validation.findings import Finding, Fix, Fixes, error, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings, judge_block
 
@@ -102,7 +102,7 @@ def _empty(sample: Sample) -> Finding:
 
 
 def _alpha(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
-    if alpha_band(facts) is None or raster_type is RasterType.RGBA or not alpha_is_picture(sample):
+    if alpha_band(facts) is None or raster_type is RasterType.RGBA or not is_alpha_image_data(sample):
         return None
     finding = warn(
         "raster.alpha-is-picture",

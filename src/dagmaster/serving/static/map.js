@@ -81,7 +81,7 @@ const toPlane = (left, top) => ({ x: view.x + (left - width() / 2) / world(), y:
 
 function box() {
   const [west, south, east, north] = facts.bbox;
-  return { from: project(west, north), to: project(west > east ? east + 360 : east, south) }; // on beyond 180
+  return { from: project(west, north), to: project(west > east ? east + 360 : east, south) }; // longitudes continue beyond 180
 }
 
 function viewOfAll() {
@@ -97,7 +97,7 @@ function showAll() {
   draw();
 }
 
-// A map that shows all continues to do so, for example when a phone is turned; one that was moved stays where it is.
+// A map that shows the whole dataset continues to do so, for example when a phone is turned; a map that was moved stays.
 function onResize() {
   if (shownAll && ["x", "y", "zoom"].every((name) => view[name] === shownAll[name])) showAll();
   else draw();
@@ -206,7 +206,7 @@ const color = (name) => getComputedStyle(document.documentElement).getPropertyVa
 function drawGrid() {
   const pen = canvas("grid"), [west, north] = unproject(toPlane(0, 0)), [east, south] = unproject(toPlane(width(), height()));
   const steps = [90, 45, 30, 15, 10, 5, 2, 1, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001, 0.0005, 0.00025, 0.0001];
-  const step = steps.find((one) => (east - west) / one > width() / 190) ?? 0.0001;
+  const step = steps.find((candidate) => (east - west) / candidate > width() / 190) ?? 0.0001;
   const digits = Math.max(0, Math.ceil(-Math.log10(step) + (String(step).match(/25$/) ? 1 : 0)));
   pen.strokeStyle = color("--line");
   pen.fillStyle = color("--soft");

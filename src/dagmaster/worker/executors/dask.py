@@ -90,11 +90,11 @@ class ClusterFacts:
     other_versions: tuple[str, ...]  # of `distributed`
 
 
-async def inspected(cluster: ClusterAddress) -> ClusterFacts:
+async def inspect_cluster(cluster: ClusterAddress) -> ClusterFacts:
     """Read what a cluster offers to a worker of this machine. Changes nothing in the cluster."""
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the error below reports it
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # the error that is raised below says enough
     try:
-        async with asyncio.timeout(CONNECT_SECONDS), SchedulerConnection.opened(cluster) as client:
+        async with asyncio.timeout(CONNECT_SECONDS), SchedulerConnection.open_client(cluster) as client:
             threads: dict[str, int] = await client.scheduler.ncores()
             answers = await client.run(dask_agent.versions, on_error="return")
             versions = await client.get_versions()
@@ -253,7 +253,7 @@ class DaskExecutor:
     async def _place_or_stop(self, handler: str, context: TaskContext) -> "RemoteChild | None":
         """A child on the cluster; None if the task is asked to stop before there is one."""
         stop = asyncio.Event()
-        context.on_signal(lambda _what: stop.set())
+        context.on_signal(lambda _kind: stop.set())
         placing = asyncio.ensure_future(self._place(handler, context))
         stopping = asyncio.ensure_future(stop.wait())
         child: RemoteChild | None = None
@@ -316,7 +316,7 @@ class SchedulerConnection:
     @asynccontextmanager
     async def open(cls, cluster: ClusterAddress) -> "AsyncIterator[SchedulerConnection]":
         topic = f"dagmaster-{uuid4().hex}"
-        async with cls.opened(cluster) as client:
+        async with cls.open_client(cluster) as client:
             connection = cls(client, topic)
             client.subscribe_topic(topic, connection._on_offer)
             await connection._update_workers()
@@ -324,8 +324,8 @@ class SchedulerConnection:
 
     @staticmethod
     @asynccontextmanager
-    async def opened(cluster: ClusterAddress) -> AsyncIterator[Client]:
-        """A client of the scheduler."""
+    async def open_client(cluster: ClusterAddress) -> AsyncIterator[Client]:
+        """A client that is connected to the scheduler."""
         client = Client(
             cluster.address,
             asynchronous=True,

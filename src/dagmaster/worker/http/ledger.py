@@ -43,11 +43,11 @@ from dagmaster.worker.http.requests import WorkerRequests
 
 T = TypeVar("T")
 OnExchange = Callable[[Demand, Sequence[TaskMessage]], None]
-_ROOM_BYTES = 200_000  # reserved in a request for everything that is not a report
-_HELD_BYTES = MAX_BODY_BYTES // 2  # the largest renewal
+_RESERVED_BYTES = 200_000  # reserved in a request for everything that is not a report
+_MAX_RENEWAL_BYTES = MAX_BODY_BYTES // 2
 _MAX_INCOMPLETE = 5  # after this many downloads that end early, a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
-_OLDER_SECONDS = 60.0  # after this time, a platform that did not know a field may have been upgraded
+_UNKNOWN_FIELD_SECONDS = 60.0  # after this time, a platform that did not know a field may have been upgraded
 _log = log.get("worker")
 
 
@@ -86,7 +86,7 @@ class HttpLedger:
         self, path: str, worker_id: UUID, reports: Sequence[Report], demand: Demand, lease_seconds: float
     ) -> Exchange:
         """One request, or several if the reports are large: they are safe to repeat, and only the last one claims."""
-        *before, last = list(_batches(map(_report, reports), MAX_BODY_BYTES - _ROOM_BYTES)) or [[]]
+        *before, last = list(_batches(map(_report, reports), MAX_BODY_BYTES - _RESERVED_BYTES)) or [[]]
         accepted = 0
         late: list[str] = []
         for batch in before:
@@ -101,20 +101,20 @@ class HttpLedger:
     async def _claim(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeAnswer:
-        """A platform of an older release refuses `rooms`: each limited queue is then requested separately."""
-        if not demand.rooms or not demand.total:
-            return await self._send(path, worker_id, reports, replace(demand, rooms={}), lease_seconds)
-        if self._may_know("rooms"):
+        """A platform of an older release refuses `free_slots`: each limited queue is then requested separately."""
+        if not demand.free_slots or not demand.total:
+            return await self._send(path, worker_id, reports, replace(demand, free_slots={}), lease_seconds)
+        if self._may_know("free_slots"):
             try:
                 return await self._send(path, worker_id, reports, demand, lease_seconds)
             except InvalidRequest as error:
                 self._note_unknown(
-                    "rooms",
+                    "free_slots",
                     error,
                     "the platform runs an older release; this worker claims from each limited queue separately",
                     hint="upgrade the platform, so that one request claims from all queues",
                 )
-        return await self._claim_apart(path, worker_id, reports, demand, lease_seconds)
+        return await self._claim_separately(path, worker_id, reports, demand, lease_seconds)
 
     def _may_know(self, field: str) -> bool:
         """False for a while after the platform has refused the field."""
@@ -126,13 +126,13 @@ class HttpLedger:
             raise error
         if field not in self._unknown_until:
             _log.warning(warning, hint=hint)
-        self._unknown_until[field] = time.monotonic() + _OLDER_SECONDS
+        self._unknown_until[field] = time.monotonic() + _UNKNOWN_FIELD_SECONDS
 
-    async def _claim_apart(
+    async def _claim_separately(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeAnswer:
-        """Several requests, none of which can claim more than there is room for. The first one contains the reports,
-        and the queues take turns in being the first."""
+        """Send several requests, none of which can claim more tasks than there are free slots. The first one contains
+        the reports, and the queues take turns in being the first."""
         self._turn += 1
         groups = _queue_groups(demand)
         groups = groups[self._turn % len(groups) :] + groups[: self._turn % len(groups)]
@@ -148,7 +148,7 @@ class HttpLedger:
                 except DagmasterError:
                     if is_first:
                         raise
-                    return response  # tasks that are already claimed must start; the next exchange gets the same error
+                    return response  # the tasks already claimed must start; the next exchange gets the same error
                 _messages(more.claimed, part)  # the response to one request must not have tasks of another
                 response = ExchangeAnswer(
                     claimed=[*response.claimed, *more.claimed],
@@ -168,8 +168,8 @@ class HttpLedger:
             "heavy_handlers": demand.heavy_handlers,
             "heavy": min(demand.heavy, MAX_CLAIMED),
         }
-        if demand.rooms:  # an older platform does not know the field
-            wanted["rooms"] = {queue: min(room, MAX_CLAIMED) for queue, room in demand.rooms.items()}
+        if demand.free_slots:  # an older platform does not know the field
+            wanted["free_slots"] = {queue: min(room, MAX_CLAIMED) for queue, room in demand.free_slots.items()}
         body = {"reports": list(map(orjson.Fragment, reports)), "demand": wanted, "lease_seconds": lease_seconds}
         content = orjson.dumps(body)
         return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
@@ -192,7 +192,7 @@ class HttpLedger:
 
     async def _renew(self, worker_id: UUID, held: Sequence[Running], lease_seconds: float) -> frozenset[str]:
         lost: set[str] = set()
-        for batch in _batches(map(_running, held), _HELD_BYTES, most=5000):
+        for batch in _batches(map(_running, held), _MAX_RENEWAL_BYTES, max_items=5000):
             body = {"held": list(map(orjson.Fragment, batch)), "lease_seconds": lease_seconds}
             response = await self._requests.send("POST", worker_id, "/renew", TaskIds, content=orjson.dumps(body))
             lost.update(response.task_ids)
@@ -231,7 +231,7 @@ class HttpPayloads:
 
     async def load_payload(self, job_id: UUID, reference: Reference) -> Encoded:
         try:
-            content = (await self._requests.content("GET", self._worker_id, f"{self._path}/params")).content
+            content = (await self._requests.request("GET", self._worker_id, f"{self._path}/params")).content
         except Unavailable as error:
             self._incomplete += error.code == "server.lost"
             if self._incomplete >= _MAX_INCOMPLETE:
@@ -307,12 +307,12 @@ def _running(held: Running) -> bytes:
     return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
 
 
-def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MAX_REPORTS) -> Iterator[list[bytes]]:
+def _batches(encoded: Iterable[bytes], max_bytes: int, max_items: int = MAX_REPORTS) -> Iterator[list[bytes]]:
     """Batches of limited size. An item that is larger is sent alone, and the platform refuses it."""
     batch: list[bytes] = []
     size = 0
     for each in encoded:
-        if batch and (size + len(each) > most_bytes or len(batch) == most):
+        if batch and (size + len(each) > max_bytes or len(batch) == max_items):
             yield batch
             batch, size = [], 0
         batch.append(each)
@@ -323,19 +323,19 @@ def _batches(encoded: Iterable[bytes], most_bytes: int, most: int = MAX_REPORTS)
 
 def _queue_groups(demand: Demand) -> list[tuple[str, ...]]:
     """The queues without a limit together, and each limited queue alone."""
-    unlimited = tuple(queue for queue in demand.queues if queue not in demand.rooms)
-    limited: list[tuple[str, ...]] = [(queue,) for queue in demand.queues if queue in demand.rooms]
+    unlimited = tuple(queue for queue in demand.queues if queue not in demand.free_slots)
+    limited: list[tuple[str, ...]] = [(queue,) for queue in demand.queues if queue in demand.free_slots]
     return [unlimited, *limited] if unlimited else limited
 
 
 def _part_of(demand: Demand, queues: tuple[str, ...], kind: str, claimed: Sequence[ClaimedTask]) -> Demand:
-    """The demand that is left of one kind from these queues, in the form that an older platform accepts."""
+    """What may still be claimed from these queues for one kind of handler, as a demand that an older platform knows."""
     handlers = demand.light_handlers if kind == "light" else demand.heavy_handlers
     free = demand.light if kind == "light" else demand.heavy
     count = free - sum(task.handler in handlers for task in claimed)
-    if queues[0] in demand.rooms:
-        count = min(count, demand.rooms[queues[0]] - sum(task.queue in queues for task in claimed))
-    part = replace(demand, queues=queues, light=0, heavy=0, rooms={})
+    if queues[0] in demand.free_slots:
+        count = min(count, demand.free_slots[queues[0]] - sum(task.queue in queues for task in claimed))
+    part = replace(demand, queues=queues, light=0, heavy=0, free_slots={})
     return replace(part, light=max(0, count)) if kind == "light" else replace(part, heavy=max(0, count))
 
 
@@ -345,7 +345,7 @@ def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessa
     heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
     are_wanted = light <= demand.light and heavy <= demand.heavy and light + heavy == len(claimed)
     by_queue = Counter(task.queue for task in claimed)
-    are_wanted = are_wanted and all(by_queue[queue] <= room for queue, room in demand.rooms.items())
+    are_wanted = are_wanted and all(by_queue[queue] <= room for queue, room in demand.free_slots.items())
     if not are_wanted or not all(task.queue in demand.queues for task in claimed):
         raise unexpected("it has tasks that this worker did not request")
     if any(task.task_id != task_id(task.job_id, task.node_id, task.attempt) for task in claimed):

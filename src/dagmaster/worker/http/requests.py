@@ -19,16 +19,16 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class WorkerRequests:
-    """Tasks of one event loop may share it."""
+    """Sends the requests of a worker. Tasks of one event loop may share it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def send(self, method: str, worker_id: UUID, path: str, response: type[M], **options: Any) -> M:
         """Send a request, and return its validated response."""
-        return parsed(response, (await self.content(method, worker_id, path, **options)).content)
+        return parsed(response, (await self.request(method, worker_id, path, **options)).content)
 
-    async def content(self, method: str, worker_id: UUID, path: str, **options: Any) -> httpx2.Response:
+    async def request(self, method: str, worker_id: UUID, path: str, **options: Any) -> httpx2.Response:
         try:
             return await self._connection.request(method, f"/worker/{worker_id}{path}", **options)
         except DagmasterError as error:
@@ -47,8 +47,8 @@ def parsed(kind: type[M], content: bytes) -> M:
 def translated(error: DagmasterError) -> DagmasterError:
     if error.code == "worker.not-held":
         return Fenced("this attempt no longer holds its task")
-    is_of_request = isinstance(error, InvalidRequest | Conflict) and not isinstance(error, NotAllowed)
-    is_of_payload = isinstance(error, NotFound) and error.code.startswith("payload.")
-    if isinstance(error, Unavailable) or is_of_request or is_of_payload:
+    is_request_error = isinstance(error, InvalidRequest | Conflict) and not isinstance(error, NotAllowed)
+    is_missing_payload = isinstance(error, NotFound) and error.code.startswith("payload.")
+    if isinstance(error, Unavailable) or is_request_error or is_missing_payload:
         return error
     return Unavailable(error.message, code=error.code, hint=error.hint, **error.facts)

@@ -1,4 +1,4 @@
-"""Start a worker over HTTP: find the platform, check the key, adopt the limits of both."""
+"""Start a worker over HTTP: find the platform, check the key, apply the limits of both."""
 
 import asyncio
 import socket
@@ -42,8 +42,8 @@ async def start(connection: Connection, *, patience_seconds: float = PATIENCE_SE
             raise Unavailable(
                 f"{connection.url} has no API for workers without database access",
                 code="worker.no-api",
-                hint="check DAG_CALLBACK_URL; the platform may be older than this worker, which is version "
-                f"{__version__}: upgrade it first",
+                hint="check DAG_CALLBACK_URL; if the platform is older than this worker, which is version "
+                f"{__version__}, upgrade the platform first",
             ) from error
         except NotAllowed as error:
             raise _refused(error) from None

@@ -36,7 +36,7 @@ class HttpTransport:
         self._worker_id = worker_id
         self._rng = rng or random.Random()  # noqa: S311 - jitter
         self._queues: tuple[str, ...] = ()
-        self._free: frozenset[str] = frozenset()  # handlers
+        self._free: frozenset[str] = frozenset()  # handlers with free slots
         self._has_more_free = asyncio.Event()
         self._requested: frozenset[str] = frozenset()
         self._was_announced = False
@@ -48,7 +48,7 @@ class HttpTransport:
             return
         heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
         light = len(claimed) - heavy
-        has_more_queues = not set(demand.queues) <= set(self._queues)  # a worker may limit its queues
+        has_more_queues = not set(demand.queues) <= set(self._queues)  # a queue at its limit is not requested
         self._queues = demand.queues
         self._free = frozenset(
             (demand.light_handlers if light < demand.light else ())

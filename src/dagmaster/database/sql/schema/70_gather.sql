@@ -1,6 +1,6 @@
 -- The output of a fan_in, from the outputs of its children. The conformance suite compares it with jobs/fan.aggregate.
 
--- Every number in a JSON value, however deep, added up.
+-- The sum of all numbers in a JSON value, at any depth.
 CREATE OR REPLACE FUNCTION dagapp.sum_of(value jsonb) RETURNS numeric
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$ SELECT coalesce(sum(n::numeric), 0) FROM jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') AS n $$;
@@ -13,7 +13,7 @@ SELECT coalesce(bool_and(scale(n::numeric) = 0 AND n::numeric BETWEEN -922337203
   FROM jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') AS n
 $$;
 
--- The sum, unless no JSON reader could hold it: integers of 64 bits, or what rounds to a finite 64-bit float.
+-- The sum; an error if JSON readers cannot hold it. They can hold integers of 64 bits, and what rounds to a finite 64-bit float.
 CREATE OR REPLACE FUNCTION dagapp.checked_sum(of_job uuid, fan_out text, total numeric, is_whole boolean) RETURNS numeric
 LANGUAGE plpgsql STABLE
 AS $$
@@ -21,7 +21,7 @@ BEGIN
     IF is_whole AND total NOT BETWEEN -9223372036854775808 AND 18446744073709551615 THEN
         RAISE EXCEPTION 'the sum of the integers does not fit into 64 bits'
               USING ERRCODE = 'DM004', DETAIL = of_job::text || ' ' || fan_out;
-    -- 2^1024 - 2^970, from which on a float is infinite.
+    -- From this number on, 2^1024 - 2^970, the nearest float is infinite.
     ELSIF abs(total) >= 179769313486231580793728971405303415079934132710037826936173778980444968292764750946649017977587207096330286416692887910946555547851940402630657488671505820681908902000708383676273854845817711531764475730270069855571366959622842914819860834936475292719074168444365510704342711559699508093042880177904174497792 THEN
         RAISE EXCEPTION 'the sum is larger than the largest 64-bit float'
               USING ERRCODE = 'DM004', DETAIL = of_job::text || ' ' || fan_out;

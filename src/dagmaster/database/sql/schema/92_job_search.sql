@@ -8,8 +8,8 @@ AS $$
 SELECT translate(lower(left(content, 20000)), E'{}[]()<>"''`:;,.!?_-/\\|@#$%&*+=~^\n\r\t', repeat(' ', 37))
 $$;
 
--- The jobs in which all words of a text occur, each as the beginning of a word. NULL if it has no words. The same parser
--- must read both: to it, some parts of an id are numbers, such as 1e5 in 1e5abc.
+-- The jobs in which all words of a text occur, each as the beginning of a word. NULL if it has no words. The text
+-- must be parsed like the jobs: the parser takes some parts of an id for numbers, such as 1e5 in 1e5abc.
 CREATE OR REPLACE FUNCTION dagapp.word_query(content text) RETURNS tsquery
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$

@@ -37,7 +37,7 @@ SELECT min(other.version_ordinal)
    AND version.deleted_at IS NULL
 $$;
 
--- One finding in the form in which a revision keeps it; null if it is not one. What handlers report may have any shape and size.
+-- One finding in the form in which a revision keeps it; null if the value is no finding. Handlers may report any value.
 CREATE OR REPLACE FUNCTION dagapp.finding_of(reported jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE
 AS $$
@@ -90,7 +90,7 @@ SELECT coalesce(jsonb_agg(finding ORDER BY rank), '[]') FROM worst WHERE rank <=
 $$;
 
 -- Record that a job started, ended or was resumed. Runs in the transaction that changes the job: it happens exactly once,
--- whatever dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset, then versions, then
+-- even if a process dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset, then versions, then
 -- revisions, and never a job.
 CREATE OR REPLACE FUNCTION dagapp.follow_job() RETURNS trigger
 LANGUAGE plpgsql

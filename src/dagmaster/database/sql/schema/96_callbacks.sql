@@ -1,8 +1,8 @@
--- Callbacks are recorded in the transaction in which the status changes, so that they are delivered whatever dies,
--- and once. Triggers call these functions (database/schema/guards.py).
+-- Callbacks are recorded in the transaction in which the status changes, so that each is recorded exactly once, even if a
+-- process dies. Triggers call these functions (database/schema/guards.py).
 
--- How far a request is, in the words for partners, and the reason if there is one: from the rows of its asset, its version and
--- its revision. Polling and callbacks both use it.
+-- The status of a request as partners see it, and the reason if there is one: from the rows of its asset, its version and its
+-- revision. Polling and callbacks both use it.
 CREATE OR REPLACE FUNCTION dagapp.request_status(
     asset dagapp.geospatial_assets, version dagapp.asset_versions, revision dagapp.asset_revisions
 ) RETURNS TABLE (status text, reason text)
@@ -11,7 +11,7 @@ AS $$
 SELECT outcome.status,
        CASE
            WHEN outcome.is_deleted THEN 'deleted'
-           -- Partners know no nodes.
+           -- Without the name of the node: partners do not know the nodes of a job.
            WHEN outcome.status IN ('failed', 'invalid') THEN regexp_replace(revision.error_message, '^node ''[^'']*'' failed: ', '')
            WHEN outcome.status = 'rejected' THEN version.rejection_reason
            WHEN outcome.status <> 'unpublished' OR version.unpublished_at IS NOT NULL AND revision.reviewed_as = 'approved' THEN NULL
@@ -43,7 +43,7 @@ SELECT outcome.status,
        ) AS outcome
 $$;
 
--- The id of a request that its platform knows: another one than that of the row if another platform had used it before.
+-- The id of a request as its platform knows it. It differs from the stored id if another platform had used the id before.
 CREATE OR REPLACE FUNCTION dagapp.shown_request_id(stored text) RETURNS text
 LANGUAGE sql STABLE
 AS $$
@@ -70,8 +70,9 @@ SELECT CASE
     ON subscriber.kind = of.kind AND subscriber.subject = of.subject
 $$;
 
--- Record callbacks of the requests of an asset whose status has changed, by the event that changed it. Each request has its last status, so an
--- event that changes nothing for a request causes no callback. A version that is approved and published at once is both.
+-- Record callbacks of the requests of an asset whose status has changed, with the event that changed it. The row of a request has
+-- its last status, so an event that changes nothing for a request causes no callback. If a version is approved and published at
+-- once, there is a callback for each of the two statuses.
 CREATE OR REPLACE FUNCTION dagapp.record_callbacks(about_asset text, by_event bigint) RETURNS void
 LANGUAGE sql
 AS $$
@@ -111,7 +112,7 @@ SELECT dagapp.shown_request_id(changed.request_id), changed.platform_id, sent.st
     ON CONFLICT DO NOTHING;
 $$;
 
--- Processing has begun, which is no event of the asset: only requests that want to know it are looked at.
+-- Record callbacks when processing has begun, which is no event of the asset: only if a subscriber has a URL for this status.
 CREATE OR REPLACE FUNCTION dagapp.record_beginning_callbacks(about_asset text) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -139,7 +140,7 @@ BEGIN
 END
 $$;
 
--- A request for a revision that exists gets a callback at once: nothing more may happen to it.
+-- A request for a revision that exists gets a callback at once: the revision may never change again.
 CREATE OR REPLACE FUNCTION dagapp.record_request_callbacks() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -151,7 +152,7 @@ BEGIN
 END
 $$;
 
--- The beginning or the end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs
+-- Record a callback for the beginning or the end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs
 -- its callback.
 CREATE OR REPLACE FUNCTION dagapp.record_job_callback() RETURNS trigger
 LANGUAGE plpgsql

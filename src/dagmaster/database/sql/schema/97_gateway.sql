@@ -18,7 +18,7 @@ BEGIN
     SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, created_at, updated_at
       FROM dagapp.platforms;
 
-    -- How far requests are, in the words for partners.
+    -- The status of requests as partners see it.
     CREATE OR REPLACE VIEW dagapp_gateway.requests AS
     SELECT s.request_id, s.platform_id, s.asset_id, a.dataset_id, s.version_ordinal, v.version_label, s.revision, s.outcome,
            present.status, present.reason, coalesce(s.same_content_as, r.same_content_as) AS same_content_as, s.created_at,
@@ -45,7 +45,7 @@ BEGIN
            rejection_reason, reviewed_at, unpublished_at, deleted_at, created_at, updated_at
       FROM dagapp.asset_versions;
 
-    -- What was written about layers, without who wrote it. The layers are those of assets/layers.py.
+    -- The metadata of layers, without the names of its authors. The layers are those of assets/layers.py.
     CREATE OR REPLACE VIEW dagapp_gateway.layer_metadata AS
     SELECT a.asset_id, a.dataset_id, a.platform_id, given.layer, m.title, m.description, coalesce(m.keywords, '{}') AS keywords,
            m.attribution, nullif(m.style, '{}') AS style, coalesce(m.change_number, 0)::text AS etag, m.updated_at,

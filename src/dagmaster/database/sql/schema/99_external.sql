@@ -2,8 +2,8 @@
 -- functions (database/schema/guards.py).
 
 -- Record the end of a job of external_export, adf_export or unpublish. Runs in the transaction that ends the job: it happens
--- exactly once, whatever dies. A decision that was made while the job ran stays due, and the next job carries it out. Locks: the
--- job (held), then the revision; who decides on an asset locks revisions and never a job.
+-- exactly once, even if a process dies. A decision that was made while the job ran stays due, and the next job carries it out. Locks: the
+-- job (held), then the revision; decisions on an asset lock revisions and never a job.
 CREATE OR REPLACE FUNCTION dagapp.follow_external_job() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -11,27 +11,27 @@ DECLARE
     is_export boolean := NEW.workflow_id <> 'unpublish';
     is_done boolean := NEW.status = 'completed';
     result jsonb := CASE jsonb_typeof(NEW.result_data) WHEN 'object' THEN NEW.result_data ELSE '{}'::jsonb END;
-    said text;
-    place record;
+    failure text;
+    target record;
 BEGIN
     SELECT r.asset_id, r.version_ordinal, r.revision, r.external_failures,
            CASE WHEN is_export THEN r.export_due_at ELSE r.withdrawal_due_at END = r.external_due_at AS is_wanted
-      INTO place
+      INTO target
       FROM dagapp.asset_revisions AS r
      WHERE r.external_job_id = NEW.job_id AND r.is_external_job_running
        FOR NO KEY UPDATE;
-    IF place IS NULL THEN
+    IF target IS NULL THEN
         RETURN NULL;
     END IF;
     IF NOT is_done THEN
-        -- That of a batch says more than that of the node with all batches.
+        -- The error of a batch, which is a child, says more than the error of its fan_out.
         SELECT node.error_message
-          INTO said
+          INTO failure
           FROM dagapp.dag_node_states AS node
          WHERE node.job_id = NEW.job_id AND node.status = 'failed' AND node.parent_node_id IS NOT NULL
          ORDER BY node.node_id
          LIMIT 1;
-        said := coalesce(said, NEW.error_message, NEW.status);
+        failure := coalesce(failure, NEW.error_message, NEW.status);
     END IF;
     UPDATE dagapp.asset_revisions AS r
        SET is_external_job_running = false,
@@ -46,10 +46,10 @@ BEGIN
                               WHEN NOT is_done THEN r.withdrawn_at
                               WHEN NOT is_export THEN dagapp.clock()
                           END,
-           external_error = CASE WHEN place.is_wanted THEN said END,
-           external_failures = CASE WHEN is_done THEN 0 WHEN place.is_wanted THEN r.external_failures + 1 ELSE r.external_failures END,
+           external_error = CASE WHEN target.is_wanted THEN failure END,
+           external_failures = CASE WHEN is_done THEN 0 WHEN target.is_wanted THEN r.external_failures + 1 ELSE r.external_failures END,
            external_retry_at = CASE
-                                   WHEN NOT is_done AND NOT is_export AND place.is_wanted
+                                   WHEN NOT is_done AND NOT is_export AND target.is_wanted
                                        THEN dagapp.clock() + make_interval(secs => least(3600, 15 * 2 ^ least(r.external_failures, 10)))
                                END,
            outputs = CASE
@@ -62,18 +62,18 @@ BEGIN
                          ))
                          ELSE r.outputs - ARRAY['external_blob_path', 'external_stac_path', 'external_manifest_path', 'adf_run_id']
                      END
-     WHERE r.asset_id = place.asset_id AND r.version_ordinal = place.version_ordinal AND r.revision = place.revision;
+     WHERE r.asset_id = target.asset_id AND r.version_ordinal = target.version_ordinal AND r.revision = target.revision;
     -- A withdrawal that fails is tried again for as long as it takes: the history has its first failure.
-    IF is_done OR place.is_wanted AND (is_export OR place.external_failures = 0) THEN
+    IF is_done OR target.is_wanted AND (is_export OR target.external_failures = 0) THEN
         INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason, detail)
-        VALUES (place.asset_id, place.version_ordinal, place.revision,
+        VALUES (target.asset_id, target.version_ordinal, target.revision,
                 CASE
                     WHEN is_done AND is_export THEN 'exported'
                     WHEN is_done THEN 'withdrawn'
                     WHEN is_export THEN 'export_failed'
                     ELSE 'withdrawal_failed'
                 END,
-                'dagmaster', said,
+                'dagmaster', failure,
                 jsonb_strip_nulls(jsonb_build_object(
                     'job_id', NEW.job_id,
                     'objects', result -> 'object_count',

@@ -52,7 +52,7 @@ def version_of(name: str) -> str:
 
 
 @dataclass
-class Rival:
+class PeerProcesses:
     """The running processes of a peer: two workers and a driver."""
 
     name: str
@@ -87,7 +87,7 @@ def next_line(process: subprocess.Popen[str], what: str) -> str:
 
 
 @contextmanager
-def rival(server: Server, name: str) -> Iterator[Rival]:
+def running_peer(server: Server, name: str) -> Iterator[PeerProcesses]:
     dsn = server.fresh("peer")
     program = [ENVIRONMENTS / name / "bin/python", FOLDER / f"{name}_peer.py"]
     if subprocess.run([*program, "install", dsn], check=False, timeout=120).returncode:
@@ -99,7 +99,7 @@ def rival(server: Server, name: str) -> Iterator[Rival]:
         running["driver"] = driver = start([*program, "drive", dsn])
         for role, process in running.items():
             next_line(process, f"{name}, {role}")
-        yield Rival(name, "peer", driver, {role: process.pid for role, process in running.items()})
+        yield PeerProcesses(name, "peer", driver, {role: process.pid for role, process in running.items()})
     finally:
         stop(list(running.values()))
         server.drop("peer")
