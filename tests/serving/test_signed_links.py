@@ -18,7 +18,7 @@ from dagmaster.access.caller import ANONYMOUS, Caller, Scope
 from dagmaster.access.links import VersionLink, sign
 from dagmaster.addresses import Addresses
 from dagmaster.database.assets.store import AssetStore
-from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.errors import Conflict, InvalidRequest, NotFound
 from dagmaster.listen import SERVING, bind
 from dagmaster.operations.assets.link import make_link
 from dagmaster.serving.app import create_app
@@ -122,6 +122,13 @@ def test_a_link_ends_when_its_version_is_withdrawn(client, served, linked, asset
     getattr(assets, action)("linked", 0)
 
     assert value(client, token) == value(client, preview, rev=2) == "asset.not-found"
+
+
+def test_no_link_to_an_unpublished_version_is_created(served, linked, assets):
+    assets.unpublish("linked", 0)
+
+    with pytest.raises(Conflict, match="links to it do not work"):
+        link(served, revision=2)
 
 
 def test_a_link_ends_when_the_clearance_is_withdrawn(client, served, linked, assets):

@@ -13,7 +13,7 @@ from dagmaster.client.models.assets import SignedLink
 from dagmaster.database.assets.publications import AssetPublication
 from dagmaster.database.assets.reads import no_such_asset
 from dagmaster.database.assets.store import AssetStore
-from dagmaster.errors import InvalidRequest
+from dagmaster.errors import Conflict, InvalidRequest
 from dagmaster.observe import log
 
 MAX_PREVIEW_SECONDS: Final = 7 * 86_400.0
@@ -38,6 +38,12 @@ async def make_link(
         raise no_such_asset(key)
     if not read_access(caller, asset.version, chosen).includes_data:
         raise no_such_asset(key)
+    if asset.version.is_withdrawn:  # staff may preview its newer revision, but links end with the publication
+        raise Conflict(
+            f"version {ordinal} is unpublished, and links to it do not work",
+            code="link.unpublished",
+            hint="approve the newer revision first, or preview it with your own key",
+        )
     is_preview = not asset.version.is_published(chosen)
     if is_preview and valid_seconds > MAX_PREVIEW_SECONDS:
         raise InvalidRequest(
