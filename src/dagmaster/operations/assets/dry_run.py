@@ -3,7 +3,7 @@
 Sizes, tiles and seconds are those of past runs of the same workflow, scaled by the size of the source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -102,20 +102,20 @@ def _is_tiled(checked: CheckedSubmission, runs: Sequence[PastRun]) -> bool | Non
 
 def _estimate(checked: CheckedSubmission, runs: Sequence[PastRun], is_tiled: bool | None) -> SubmissionEstimate:
     size = checked.source.size_bytes
-    items = _scaled(size, {run: run.items for run in runs})
-    size_bytes = _scaled(size, {run: run.size_bytes for run in runs})
+    items = _scaled(size, [(run, run.items) for run in runs])
+    size_bytes = _scaled(size, [(run, run.size_bytes) for run in runs])
     tile_count = 1 if is_tiled is False else None if items is None else max(1, round(items))
     if checked.source.is_many:
         tile_count = len(checked.source.blobs)
     return SubmissionEstimate(
         tile_count=tile_count,
         size_bytes=None if size_bytes is None else round(size_bytes),
-        seconds=_scaled(size, {run: run.seconds for run in runs}),
+        seconds=_scaled(size, [(run, run.seconds) for run in runs]),
         based_on_runs=len(runs),
     )
 
 
-def _scaled(size: int, values: Mapping[PastRun, float | None]) -> float | None:
+def _scaled(size: int, values: Sequence[tuple[PastRun, float | None]]) -> float | None:
     """The median of value per byte of source in past runs, times the size of this source."""
-    rates = [value / run.source_size for run, value in values.items() if value is not None]
+    rates = [value / run.source_size for run, value in values if value is not None]
     return median(rates) * size if rates else None
