@@ -24,6 +24,7 @@ IMAGE = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
         ("application/json", False),
         ("application/json, text/html", False),
         ("text/html;q=0.4, application/geo+json", False),
+        ("text/html;level=1;q=0.4, application/json;q=0.5", False),
         ("text/html;q=0", False),
         ("text/html;q=x", False),
         (IMAGE, False),

@@ -99,6 +99,7 @@ def test_without_authentication_requests_from_pages_of_other_sites_are_refused(c
     "headers",
     [
         {"Origin": "http://localhost:8000"},
+        {"Origin": "http://localhost:8000", "Host": "LOCALHOST:8000"},
         {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"},
         {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
         LINK,

@@ -22,6 +22,7 @@ PREFIX: Final = "whsec_"
 VERSION: Final = "v1"
 TOLERANCE_SECONDS: Final = 300
 KEY_BYTES: Final = 32
+_MAX_TIMESTAMP_DIGITS: Final = 12
 # The specification's limits of a key.
 _MIN_KEY_LENGTH: Final = 24
 _MAX_KEY_LENGTH: Final = 64
@@ -52,7 +53,8 @@ def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, *, n
     if missing:
         raise _forged(f"the header {missing[0]} is missing")
     timestamp = given[TIMESTAMP_HEADER]
-    if not (timestamp.isascii() and timestamp.isdigit()) or abs(now - int(timestamp)) > TOLERANCE_SECONDS:
+    is_time = timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= _MAX_TIMESTAMP_DIGITS
+    if not is_time or abs(now - int(timestamp)) > TOLERANCE_SECONDS:
         raise _forged(f"{TIMESTAMP_HEADER} is not within {TOLERANCE_SECONDS} seconds of the present time")
     signatures = [signature.encode() for signature in given[SIGNATURE_HEADER].split()]
     expected = [_signature(secret, given[ID_HEADER], timestamp, body).encode() for secret in secrets]

@@ -18,8 +18,9 @@ def prefers_html(request: Request) -> bool:
 
 
 def _weight(parameters: str) -> float:
-    name, _, value = parameters.strip().partition("=")
+    """The value of `q`, which may follow other parameters; 1 without it."""
+    values = {name.strip().lower(): value for name, _, value in (each.partition("=") for each in parameters.split(";"))}
     try:
-        return float(value) if name.strip().lower() == "q" else 1.0
+        return float(values.get("q", 1.0))
     except ValueError:
         return 0.0

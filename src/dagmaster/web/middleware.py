@@ -126,7 +126,7 @@ class RequestMiddleware:
         """The error for a request that is refused, or None."""
         length = headers.get("content-length", "")
         most_bytes = self._most_bytes(scope)
-        if length.isdigit() and int(length) > most_bytes:
+        if length.isascii() and length.isdigit() and int(length) > most_bytes:
             return self._too_large(most_bytes)
         host = headers.get("host", "")
         if not self._is_open_to_all and not self._is_own(name_of(host)):

@@ -33,7 +33,7 @@ def is_of_other_site(scope: Scope, headers: Headers, *, with_images: bool = Fals
     `with_images` it may show images (it cannot read their pixels)."""
     origin = headers.get("origin")
     if origin is not None:
-        return netloc_of(origin) != headers.get("host", "")
+        return not is_own_origin(origin, headers)
     if headers.get("sec-fetch-site") != "cross-site":
         return False
     mode, destination = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
