@@ -7,6 +7,7 @@ from uuid import UUID
 import pytest
 from httpx2 import AsyncClient
 
+from dagmaster.api.waiting import is_readable
 from dagmaster.handlers.registry import Registration, Registry
 from tests.api.serving import V1, api, ok
 from tests.engine.harness import engine, gate, open_gate, until, workflow
@@ -348,3 +349,8 @@ async def test_the_list_contains_every_node_that_has_not_ended(database):
     assert set(waiting_nodes) == {
         name for name, node in nodes.items() if node["status"] not in {"completed", "skipped"}
     }
+
+
+@pytest.mark.parametrize("entry", [{}, {"known_at": "2026-01-01T00:00:00+00:00"}, {"known_at": None, "node_id": "a"}])
+def test_deferred_work_in_an_unknown_form_is_ignored(entry):
+    assert not is_readable(entry)

@@ -122,18 +122,18 @@ async def _conditions(
         is_orphaned=brief.owner_id is not None and (age is None or age > services.alive_within),
         queued_children=queued or {},
         next_retries=retries or {},
-        deferred={row["node_id"]: row for row in brief.deferred_work or () if _is_readable(row)},
+        deferred={row["node_id"]: row for row in brief.deferred_work or () if is_readable(row)},
         patience_seconds=services.settings.unknown_handler_timeout_sec,
     )
 
 
-def _is_readable(work: Mapping[str, Any]) -> bool:
+def is_readable(work: Mapping[str, Any]) -> bool:
     """Whether an entry of a job's deferred work has the form that orchestrators write."""
     try:
         datetime.fromisoformat(work["known_at"])
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return False
-    return isinstance(work["node_id"], str) and isinstance(work["handler"], str)
+    return isinstance(work.get("node_id"), str) and isinstance(work.get("handler"), str)
 
 
 def is_ended(node: NodeSummary | None) -> bool:
