@@ -58,7 +58,9 @@ def test_an_invalid_signature_is_not_accepted(signature):
     assert not is_genuine(signature=signature)
 
 
-@pytest.mark.parametrize("timestamp", ["", "-1", "1e9", "１６１４２６５３３０", " 1614265330", "now", "9" * 30, "9" * 400])
+@pytest.mark.parametrize(
+    "timestamp", ["", "-1", "1e9", "１６１４２６５３３０", " 1614265330", "now", "9" * 30, "9" * 400]
+)
 def test_an_invalid_timestamp_is_not_accepted(timestamp):
     assert not is_genuine(timestamp=timestamp)
 

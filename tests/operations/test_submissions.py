@@ -429,6 +429,22 @@ async def test_a_dry_run_estimates_the_time_from_past_runs_and_the_size_of_the_s
     assert large.is_tiled is True
 
 
+async def test_equal_past_runs_count_each_in_an_estimate(kit: Kit):
+    for name, seconds in (("a", 10), ("b", 10), ("c", 40)):
+        past = await kit.submit(name, content=b"x" * 1000, blob=f"{name}.tif")
+        await kit.process(past, tiles=4)
+        await kit.execute(
+            "UPDATE dagapp.dag_jobs SET started_at = completed_at - %s * interval '1 s' WHERE job_id = %s",
+            seconds,
+            past.job_id,
+        )
+
+    report = await kit.submit("new", content=b"x" * 1000, dry_run=True)
+
+    assert report.estimate.seconds == pytest.approx(10.0)
+    assert report.estimate.based_on_runs == 3
+
+
 # Lists
 
 
