@@ -372,11 +372,12 @@ def judged(monkeypatch):
     ],
 )
 def test_servers_are_checked(facts, expected):
-    facts = {"version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
-    seconds, is_pooled = facts.pop("answer_seconds", 0.01), facts.pop("is_pooled", False)
-    answer = ServerAnswer(row(version="15.4", **facts), seconds, is_pooled)
+    assert levels(database.check_postgres(database_with(answer_of(**facts)))) == expected
 
-    assert levels(database.check_postgres(database_with(answer))) == expected
+
+def answer_of(*, answer_seconds: float = 0.01, is_pooled: bool = False, **facts: Any) -> ServerAnswer:
+    facts = {"version": "15.4", "version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
+    return ServerAnswer(row(**facts), answer_seconds, is_pooled)
 
 
 SETTINGS = {
@@ -416,10 +417,9 @@ def test_settings_of_the_server_are_checked(judged, changed, expected):
 
 @pytest.mark.parametrize(("used", "expected"), [(10, OK), (80, WARNING), (96, PROBLEM)])
 def test_the_number_of_connections_is_checked(monkeypatch, used, expected):
-    answers = {"settings": SETTINGS, "doctor_connections": [row(used=used)]}
-    monkeypatch.setattr(database, "server", FakeServer(answers))
+    monkeypatch.setattr(database, "server", FakeServer({"settings": SETTINGS}))
 
-    judgements = list(database.check_connections(database_with(worker_processes=2)))
+    judgements = list(database.check_connections(database_with(answer_of(connections=used), worker_processes=2)))
 
     assert levels(judgements) == [expected]
     assert f"{used} of 97 in use" in judgements[0].observation
@@ -427,10 +427,11 @@ def test_the_number_of_connections_is_checked(monkeypatch, used, expected):
 
 
 def test_an_orchestrator_needs_more_connections_with_a_broker(monkeypatch):
-    monkeypatch.setattr(database, "server", FakeServer({"settings": SETTINGS, "doctor_connections": [row(used=1)]}))
-    with_broker = database_with(transport="servicebus", service_bus_namespace="example-bus")
+    monkeypatch.setattr(database, "server", FakeServer({"settings": SETTINGS}))
+    answer = answer_of(connections=1)
+    with_broker = database_with(answer, transport="servicebus", service_bus_namespace="example-bus")
 
-    (usual,), (more,) = (list(database.check_connections(on)) for on in (database_with(), with_broker))
+    (usual,), (more,) = (list(database.check_connections(on)) for on in (database_with(answer), with_broker))
 
     assert "an orchestrator takes up to 54" in usual.observation
     assert "an orchestrator takes up to 56" in more.observation
@@ -542,9 +543,9 @@ def test_the_outbox_is_not_checked_without_a_broker(judged):
     ("dead", "live", "expected"), [(500, 10, OK), (200_000, 100, WARNING), (200_000, 5_000_000, OK)]
 )
 def test_dead_rows_are_checked(judged, dead, live, expected):
-    assert judged(database.check_dead_rows, doctor_dead_rows=[]) == [OK]
-    worst = row(table="dag_tasks", dead=dead, live=live, vacuumed_seconds_ago=None)
-    assert judged(database.check_dead_rows, doctor_dead_rows=[worst]) == [expected]
+    worst = row(table="dag_tasks", dead_rows=dead, live_rows=live, vacuumed_at=None)
+    other = row(table="dag_jobs", dead_rows=dead - 1, live_rows=0, vacuumed_at=None)
+    assert judged(database.check_dead_rows, system_tables=[other, worst]) == [expected]
 
 
 def instance(role: str, silent_seconds: float = 1.0, version: str = __version__) -> SimpleNamespace:

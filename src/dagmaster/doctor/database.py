@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from dagmaster import __version__
 from dagmaster.database import OLDEST_MAJOR, budget, token_login
@@ -108,7 +109,7 @@ def check_postgres_settings(on: Database) -> Judgements:
 
 
 def check_connections(on: Database) -> Judgements:
-    settings, used = server.settings(on.dsn), server.row(on.dsn, "doctor_connections").used
+    settings, used = server.settings(on.dsn), on.answer.facts.connections
     reserved = int(settings.get("superuser_reserved_connections", 0)) + int(settings.get("reserved_connections", 0))
     total = int(settings["max_connections"]) - reserved
     has_broker = on.settings.transport == "servicebus"
@@ -241,13 +242,11 @@ def _needed_handlers(settings: Settings) -> dict[tuple[str, str], set[str]]:
 
 
 def check_dead_rows(on: Database) -> Judgements:
-    worst = server.row(on.dsn, "doctor_dead_rows", schema=SCHEMA)
-    if worst is None:
-        return [ok("none")]
-    when = "never" if worst.vacuumed_seconds_ago is None else f"{duration(worst.vacuumed_seconds_ago)} ago"
-    observation = f"{worst.dead:,} in {worst.table} next to {worst.live:,} live ones, vacuumed {when}"
+    worst = max(server.rows(on.dsn, "system_tables"), key=attrgetter("dead_rows"))
+    when = "never vacuumed" if worst.vacuumed_at is None else f"last vacuumed {worst.vacuumed_at:%Y-%m-%d %H:%M %Z}"
+    observation = f"{worst.dead_rows:,} in {worst.table} next to {worst.live_rows:,} live ones, {when}"
     fix = f"VACUUM ANALYZE dagapp.{worst.table}; check for a long transaction or an autovacuum that is too slow"
-    return [judge(worst.dead, observation, fix, warning=max(100_000, worst.live))]
+    return [judge(worst.dead_rows, observation, fix, warning=max(100_000, worst.live_rows))]
 
 
 def check_outbox(on: Database) -> Judgements:

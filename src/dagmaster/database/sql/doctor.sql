@@ -1,10 +1,11 @@
 -- name: doctor_server
--- The version of the server, and whether it accepts writes.
+-- The version of the server, whether it accepts writes, and the connections in use, of all clients.
 SELECT current_setting('server_version') AS version,
        current_setting('server_version_num')::int AS version_number,
        pg_is_in_recovery() AS is_standby,
        current_setting('default_transaction_read_only') = 'on' AS is_read_only,
-       pg_backend_pid() AS backend_pid;
+       pg_backend_pid() AS backend_pid,
+       (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections;
 
 -- name: doctor_settings
 -- Settings as they are for a session that changes none of them; sizes in bytes, times in seconds.
@@ -19,12 +20,6 @@ SELECT name,
        'autovacuum', 'default_transaction_isolation', 'fsync', 'full_page_writes', 'idle_session_timeout', 'jit',
        'max_connections', 'reserved_connections', 'shared_buffers', 'superuser_reserved_connections',
        'synchronous_commit', 'track_counts', 'transaction_timeout');
-
--- name: doctor_connections
--- Connections in use, of all clients.
-SELECT count(*)::int AS used
-  FROM pg_stat_activity
- WHERE backend_type = 'client backend';
 
 -- name: doctor_extension
 -- An extension that the server offers, and whether it is installed.
@@ -120,13 +115,4 @@ SELECT seconds, who, state
         SELECT extract(epoch FROM clock_timestamp() - prepared)::float8, 'prepared transaction of ' || owner, 'prepared'
           FROM pg_prepared_xacts) AS open
  ORDER BY seconds DESC
- LIMIT 1;
-
--- name: doctor_dead_rows
--- The table with the most dead rows.
-SELECT relname AS "table", n_dead_tup AS dead, n_live_tup AS live,
-       extract(epoch FROM clock_timestamp() - greatest(last_vacuum, last_autovacuum))::float8 AS vacuumed_seconds_ago
-  FROM pg_stat_user_tables
- WHERE schemaname = %(schema)s
- ORDER BY n_dead_tup DESC
  LIMIT 1;
