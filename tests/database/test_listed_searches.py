@@ -22,11 +22,17 @@ SEARCHES: list[Json] = [
     {"limit": 7, "bbox": [10, 40, 25, 50]},
     {"limit": 7, "datetime": "2024-02-01T00:00:00Z/2024-03-01T00:00:00Z"},
     {"limit": 7, "filter-lang": "cql2-json", "filter": {"op": "<", "args": [{"property": "gsd"}, 20]}},
-    {"limit": 7, "filter-lang": "cql2-json", "filter": {"op": "or", "args": [
-        {"op": "=", "args": [{"property": "gsd"}, 3]}, {"op": "=", "args": [{"property": "gsd"}, 5]}]}},
+    {
+        "limit": 7,
+        "filter-lang": "cql2-json",
+        "filter": {
+            "op": "or",
+            "args": [{"op": "=", "args": [{"property": "gsd"}, 3]}, {"op": "=", "args": [{"property": "gsd"}, 5]}],
+        },
+    },
     {"limit": 7, "ids": ["c00-0", "c01-0", "c02-1"]},
     {"limit": 3, "fields": {"include": ["id", "properties.gsd"]}},
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

@@ -433,5 +433,12 @@ async def test_the_outbox_works_on_postgresql(tasks):
 
 def test_the_record_of_the_outbox_has_no_secrets():
     assert set(OutboxMessage.model_fields) == {
-        "job_id", "node_id", "attempt", "queue", "not_before", "tries", "error", "written_at"
-    }  # fmt: skip
+        "job_id",
+        "node_id",
+        "attempt",
+        "queue",
+        "not_before",
+        "tries",
+        "error",
+        "written_at",
+    }

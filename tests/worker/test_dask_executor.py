@@ -436,9 +436,7 @@ async def test_the_doctor_lists_the_dask_workers_that_cannot_be_used(
 
     assert refused[0] == none[0] == "problem"
     assert "cannot run tasks: it has dagmaster 0.0.1" in refused[1]
-    assert older == (
-        "warning", f"{shared.address}: the scheduler has distributed 2.0, and this machine has 1.0"
-    )  # fmt: skip
+    assert older == ("warning", f"{shared.address}: the scheduler has distributed 2.0, and this machine has 1.0")
     assert none[1] == f"{shared.address} has no Dask worker that can run tasks"
 
 
