@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from dagmaster.database.schema import gateway_role
 from dagmaster.database.schema.gateway_role import VIEWS, ensure_gateway_role, role_of
 from dagmaster.local.embedded import Cluster
+from dagmaster.operations.schema import rebuild_schema
 from tests.database.test_embedded import IS_ROOT, a_name
 
 pytestmark = pytest.mark.requirement("G3")
@@ -44,6 +45,17 @@ def test_the_role_can_read_every_view(catalog_database: str, role: str):
     assert {"keys", "requests", "assets", "versions", "jobs", "nodes", "events", "platforms"} <= {
         *views(catalog_database)
     }
+
+
+def test_the_role_can_read_every_view_after_the_schema_was_rebuilt(database: str):
+    role = ensure_gateway_role(database, with_password=True)
+
+    rebuilt = rebuild_schema(database)
+
+    assert (rebuilt.is_current, rebuilt.pending) == (True, [])
+    with psycopg.connect(role) as connection:
+        for view in views(database):
+            connection.execute(f"SELECT * FROM {VIEWS}.{view} LIMIT 1")
 
 
 def test_the_role_can_read_no_table_of_any_schema(catalog_database: str, role: str):

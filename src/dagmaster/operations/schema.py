@@ -106,8 +106,11 @@ def grant_to_platform(dsn: str, role: str) -> None:
 
 
 def rebuild_schema(dsn: str) -> SchemaStatus:
-    """Drop everything and deploy again. The caller has checked that this is allowed and confirmed."""
+    """Drop the schema and deploy it again, without the STAC catalogue. The caller has checked that this is allowed and
+    confirmed. The gateway's views are dropped with the tables, so its role needs its rights again."""
     from dagmaster.database.schema import deploy
 
     deploy.rebuild(dsn)
-    return schema_status(dsn)
+    pending = _ensure_gateway_role(dsn)
+    status = schema_status(dsn)
+    return status.model_copy(update={"pending": [*status.pending, *pending]})
