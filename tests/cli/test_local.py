@@ -26,7 +26,9 @@ def data_folder(home, tmp_path, dagmaster):
     """The data folder of a platform that has run, with a file of the user."""
     folder = tmp_path / "mine"
     (folder / "storage/bronze").mkdir(parents=True)
-    (folder / "storage/bronze/a.tif").write_bytes(b"x" * 1000)
+    (folder / "storage/bronze/a.tif").write_bytes(b"x" * 900)
+    (folder / "scratch").mkdir()
+    (folder / "scratch/upload.tif").write_bytes(b"x" * 100)
     (folder / "notes.txt").write_text("keep")
     cluster = Cluster.at(folder)
     cluster.data.mkdir(parents=True)

@@ -175,6 +175,14 @@ def test_rebuilding_must_be_allowed_and_confirmed(dagmaster, monkeypatch, empty_
     assert rebuilt.json["is_current"] is True
 
 
+@pytest.mark.parametrize("command", [("db", "gateway-role"), ("keys", "create", "admin", "--admin")])
+def test_commands_that_need_the_database_refuse_another_platform(dagmaster, command):
+    refused = dagmaster(*command, "--server", "http://127.0.0.1:9")
+
+    assert refused.code == 2
+    assert "--server is not supported here" in refused.err
+
+
 @pytest.mark.requirement("M3")
 def test_unexpected_errors_are_short_and_have_a_traceback_only_on_request(dagmaster, monkeypatch):
     monkeypatch.setattr("dagmaster.database.schema.deploy.ddl", lambda: 1 / 0)

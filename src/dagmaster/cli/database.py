@@ -1,7 +1,7 @@
 """`dagmaster db`: deploy and migrate the schema of a database, or show what is missing.
 
 The database of DATABASE_URL (or POSTGRES_HOST) is used directly, so that the schema can be deployed before the first
-start. Otherwise, and with --server, the command asks the platform, which applies its own version of the schema.
+start. Otherwise, and with --server, a request goes to the platform, which applies its own version of the schema.
 """
 
 from typing import TYPE_CHECKING, Protocol
@@ -145,6 +145,7 @@ def gateway_role(state: State) -> None:
     """
     from dagmaster.operations.schema import gateway_database_url
 
+    state.require_no_server("the role is created in the database", "set DATABASE_URL")
     url = gateway_database_url(_administrator_dsn(state))
     state.print_result({"gateway_database_url": url}, url)
 
@@ -152,7 +153,7 @@ def gateway_role(state: State) -> None:
 @db.command("migrate")
 @pass_state
 def migrate(state: State) -> None:
-    """Add missing columns, indexes, triggers and views; the platform may keep running."""
+    """Add missing tables, columns, indexes, triggers and views; the platform may keep running."""
     _print_migrated(state, _schema(state).migrate())
 
 
@@ -179,5 +180,8 @@ def _print_migrated(state: State, response: "Json") -> None:
 @click.option("--confirm", required=True, metavar="NAME", help="The name of the database, as a confirmation")
 @pass_state
 def rebuild(state: State, confirm: str) -> None:
-    """Drop everything and deploy again. For development; disabled unless ALLOW_REBUILD is set."""
+    """Drop the schema of the platform with all its rows, and deploy it again. The STAC catalogue is not dropped.
+
+    For development only: disabled unless ALLOW_REBUILD is set.
+    """
     _print_deployed(state, _schema(state).rebuild(confirm))

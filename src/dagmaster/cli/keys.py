@@ -55,6 +55,7 @@ def create_key(
     NAME is recorded as the actor of everything that the key changes.
     """
     if admin:
+        state.require_no_server("--admin creates the key in the database", "set DATABASE_URL")
         if scopes or platform_id or queues:
             message = "--admin creates a key with the scope admin: --scope, --platform and --queue do not apply"
             raise InvalidRequest(message, code="usage")

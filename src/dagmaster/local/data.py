@@ -26,6 +26,7 @@ _OWN_NAMES = (
     "gateway.key",
     "postgres",
     "previews",
+    "scratch",
     "storage",
     "preview.png",
     ".dagmaster-demo",
@@ -117,7 +118,7 @@ def remove(data: LocalData) -> int:
 
 
 def _read(name: str, folder: Path | None, cluster: Cluster) -> LocalData:
-    paths = [folder / own for own in _OWN_NAMES] if folder else []
+    paths = [folder / own_name for own_name in _OWN_NAMES] if folder else []
     database_bytes = _size(cluster.folder)
     sizes = [_size(path) for path in paths if path != cluster.folder]
     pid = cluster.server_pid()
