@@ -10,6 +10,7 @@ import pytest
 
 from dagmaster import __version__, settings
 from dagmaster.api import health as api_health
+from dagmaster.callbacks.url import PORTS as CALLBACK_PORTS
 from dagmaster.cli.main import COMMANDS
 from dagmaster.database.schema.gateway_role import ensure_gateway_role
 from dagmaster.gateway.app import probes as gateway_probes
@@ -207,6 +208,36 @@ def test_every_deployment_has_a_disruption_budget_a_network_policy_and_an_accoun
         assert of_kind("PodDisruptionBudget")[name]["spec"]["selector"]["matchLabels"] == label
         assert of_kind("NetworkPolicy")[name]["spec"]["podSelector"]["matchLabels"] == label
         assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == name
+
+
+def test_network_policies_allow_the_same_connections_on_both_sides():
+    policies = {name: policy["spec"] for name, policy in of_kind("NetworkPolicy").items() if name != "default"}
+
+    def connections(direction: str, side: str) -> set[tuple[str, str, int]]:
+        """Source, target and port of the connections between components that one side allows."""
+        return {
+            (name, other, port["port"]) if direction == "egress" else (other, name, port["port"])
+            for name, spec in policies.items()
+            for rule in spec[direction]
+            for peer in rule.get(side, ())
+            for port in rule["ports"]
+            if (other := peer.get("podSelector", {}).get("matchLabels", {}).get("app.kubernetes.io/component"))
+        }
+
+    assert connections("egress", "to") == connections("ingress", "from")
+    assert connections("egress", "to") == {
+        ("gateway", "orchestrator", 8000),
+        ("gateway", "worker-light", 8002),
+        ("gateway", "worker-raster", 8002),
+        ("orchestrator", "serving", 8003),
+    }
+
+
+def test_callbacks_may_use_every_port_that_they_are_allowed():
+    egress = of_kind("NetworkPolicy")["orchestrator"]["spec"]["egress"]
+    ports = {port["port"] for rule in egress if "to" not in rule for port in rule["ports"]}
+
+    assert set(CALLBACK_PORTS) <= ports
 
 
 def test_network_traffic_is_denied_by_default():
