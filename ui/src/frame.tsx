@@ -177,10 +177,7 @@ function UserMenu() {
   if (!who) return null;
   if (!who.is_authentication_enabled)
     return (
-      <span
-        class="muted nowrap hide-narrow"
-        title="Authentication is disabled: everyone on this machine is an administrator"
-      >
+      <span class="muted nowrap hide-narrow" title="Authentication is disabled: every caller is an administrator">
         <Icon name="user" /> local administrator
       </span>
     );

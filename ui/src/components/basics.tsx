@@ -221,11 +221,11 @@ export function Dialog(props: { title: string; onClose: () => void; children: Co
   const ref = useRef<HTMLDialogElement>(null);
   const id = useId();
   useEffect(() => {
-    const before = document.activeElement as HTMLElement | null;
+    const previousFocus = document.activeElement as HTMLElement | null;
     ref.current?.showModal();
     // The first field gets the focus, not the button that closes the dialog.
     ref.current?.querySelector<HTMLElement>("textarea, select, input:not([type=checkbox])")?.focus();
-    return () => before?.focus?.();
+    return () => previousFocus?.focus?.();
   }, []);
   return (
     <dialog
@@ -323,7 +323,7 @@ export function Drawer(props: { title: ComponentChildren; onClose: () => void; c
   const ref = useRef<HTMLElement>(null);
   const id = useId();
   useEffect(() => {
-    const before = document.activeElement as HTMLElement | null;
+    const previousFocus = document.activeElement as HTMLElement | null;
     ref.current?.focus();
     const close = (event: KeyboardEvent) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) props.onClose();
@@ -331,7 +331,7 @@ export function Drawer(props: { title: ComponentChildren; onClose: () => void; c
     document.addEventListener("keydown", close);
     return () => {
       document.removeEventListener("keydown", close);
-      before?.focus?.();
+      previousFocus?.focus?.();
     };
   }, []);
   return (

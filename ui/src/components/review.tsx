@@ -15,6 +15,8 @@ export interface ReviewTarget {
   asset: Asset;
   version: number;
   revision: number;
+  /** An earlier revision is published again: the request then names none. */
+  isEarlier?: boolean;
 }
 
 function nameOf(asset: Asset): string {
@@ -32,7 +34,7 @@ const KEEP_LABELS: Record<string, string> = {
 };
 
 export function ApproveDialog(props: { target: ReviewTarget; onClose: () => void; onDone: () => void }) {
-  const { asset, version, revision } = props.target;
+  const { asset, version, revision, isEarlier } = props.target;
   const current = useResource(
     `clearance:${asset.asset_id}`,
     (signal) => api.get("/api/v1/assets/{asset_id}", { path: { asset_id: asset.asset_id }, signal }),
@@ -53,7 +55,7 @@ export function ApproveDialog(props: { target: ReviewTarget; onClose: () => void
         if (!isCleared && !clearance) throw new Error("Choose who may see the data.");
         await api.post("/api/v1/assets/{asset_id}/versions/{version_ordinal}/approve", {
           path: { asset_id: asset.asset_id, version_ordinal: version },
-          body: { clearance_level: clearance || null, revision, reason: reason || null },
+          body: { clearance_level: clearance || null, revision: isEarlier ? null : revision, reason: reason || null },
           headers: headers(asset),
         });
         toast("green", `${nameOf(asset)} is approved`);
@@ -62,6 +64,7 @@ export function ApproveDialog(props: { target: ReviewTarget; onClose: () => void
     >
       <p>
         Version {version}, revision {revision} will be served to those who may see it, from the next request on.
+        {isEarlier && " The newest revision has failed, so the one that was approved before is published again."}
       </p>
       <div class="field">
         <label for={id}>Who may see it</label>

@@ -113,7 +113,7 @@ export interface RasterLayer {
 export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number): void {
   const name = `raster-${Date.now().toString(36)}-${Math.random().toString(36).slice(2, 6)}`;
   const add = () => {
-    const before = map
+    const previousIds = map
       .getStyle()
       .layers.filter((each) => each.id.startsWith("raster-"))
       .map((each) => each.id);
@@ -131,9 +131,9 @@ export function showRaster(map: RasterMap, layer: RasterLayer, opacity: number):
       above,
     );
     const clean = () => {
-      for (const old of before) {
-        if (map.getLayer(old)) map.removeLayer(old);
-        if (map.getSource(old)) map.removeSource(old);
+      for (const id of previousIds) {
+        if (map.getLayer(id)) map.removeLayer(id);
+        if (map.getSource(id)) map.removeSource(id);
       }
     };
     map.once("idle", clean);

@@ -8,7 +8,7 @@ import { PagedList } from "../components/paged_list";
 import { ApproveDialog, ClearanceDialog, RejectDialog, WithdrawDialog } from "../components/review";
 import { ExportState, Findings, Provenance } from "../components/revision";
 import { StateBadge } from "../components/state";
-import { newestOf, stateOf } from "../components/versions";
+import { newestOf, type Publishable, publishableOf, stateOf } from "../components/versions";
 import { useResource } from "../data";
 import { plural, words } from "../format";
 import { useTitle } from "../frame";
@@ -46,6 +46,7 @@ interface OpenDialog {
   asset: Asset;
   version: number;
   revision: number;
+  isEarlier?: boolean;
 }
 
 function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
@@ -57,18 +58,20 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
     version?.revisions.find((each) => each.revision === wantedRevision) ?? (version && newestOf(version));
   // The asset as it was when the dialog was opened: if it has changed since, the server refuses the decision.
   const [dialog, setDialog] = useState<OpenDialog | null>(null);
-  const open = (name: DialogName) =>
-    setDialog({ name, asset, version: version?.version_ordinal ?? 0, revision: revision?.revision ?? 0 });
+  const open = (name: DialogName, published?: Publishable) =>
+    setDialog({
+      name,
+      asset,
+      version: version?.version_ordinal ?? 0,
+      revision: published?.revision ?? revision?.revision ?? 0,
+      isEarlier: published?.isEarlier,
+    });
   const close = () => setDialog(null);
   const canReview = may("assets:review");
   const canDelete = may("assets:delete");
-  const isReviewable =
-    version &&
-    revision &&
-    stateOf(version) !== "deleted" &&
-    revision.processing_state === "completed" &&
-    revision.revision === version.revision;
-  const isPending = isReviewable && version.approval_state === "pending_review";
+  const publishable = version ? publishableOf(version) : null;
+  const isNewest = revision?.revision === version?.revision;
+  const isPending = publishable?.isEarlier === false && version?.approval_state === "pending_review";
   return (
     <>
       <div class="page-head">
@@ -77,12 +80,12 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
         {asset.deleted_at ? <StateBadge state="deleted" /> : <StateBadge state={asset.clearance_state} />}
         <span class="muted">{asset.platform_id}</span>
         <div class="actions">
-          {canReview && isReviewable && version.approved_revision !== version.revision && (
-            <button type="button" class="button primary" onClick={() => open("approve")}>
+          {canReview && publishable && (isNewest || publishable.isEarlier) && (
+            <button type="button" class="button primary" onClick={() => open("approve", publishable)}>
               <Icon name="check" /> Approve
             </button>
           )}
-          {canReview && isPending && (
+          {canReview && isPending && isNewest && (
             <button type="button" class="button danger" onClick={() => open("reject")}>
               Reject
             </button>
@@ -180,6 +183,8 @@ function Situation({ version, revision }: { version: Version; revision: Revision
     return <Banner tone="red" title={`Rejected by ${version.reviewer ?? "a reviewer"}: ${version.rejection_reason}`} />;
   if (revision.is_partial)
     return <Banner tone="amber" title="Processing succeeded in part. The job shows which nodes failed." />;
+  if (version.unpublished_at)
+    return <Banner tone="amber" title="This version is unpublished: none of its revisions is served." />;
   if (
     version.approved_revision !== null &&
     version.approved_revision !== undefined &&

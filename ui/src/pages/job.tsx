@@ -205,9 +205,9 @@ function ResumePreview({ id }: { id: string }) {
 /** Banners that say what failed first, and what the job is doing or what it is waiting for. */
 function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Schemas["WaitingNodes"]> }) {
   const failure = detail.first_failure;
-  const parts = [];
+  const banners = [];
   if (failure)
-    parts.push(
+    banners.push(
       <Banner
         key="failure"
         tone="red"
@@ -230,12 +230,12 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
         </div>
       </Banner>,
     );
-  else if (detail.job.error_message) parts.push(<Banner key="error" tone="red" title={detail.job.error_message} />);
+  else if (detail.job.error_message) banners.push(<Banner key="error" tone="red" title={detail.job.error_message} />);
   if (detail.job.cancel_requested_at)
-    parts.push(<Cancellation key="cancel" id={detail.job.job_id} isOver={detail.is_over} />);
-  if (detail.advance_error) parts.push(<Banner key="advance_error" tone="amber" title={detail.advance_error} />);
+    banners.push(<Cancellation key="cancel" id={detail.job.job_id} isOver={detail.is_over} />);
+  if (detail.advance_error) banners.push(<Banner key="advance_error" tone="amber" title={detail.advance_error} />);
   if (!detail.is_over && waiting.data === null && !waiting.problem)
-    parts.push(
+    banners.push(
       <div key="unknown" class="banner blue">
         <Skeleton lines={2} />
       </div>,
@@ -250,7 +250,7 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
     ];
     const children = detail.nodes.reduce((sum, node) => sum + (node.children?.running ?? 0), 0);
     if (children > 0)
-      parts.push(
+      banners.push(
         <Banner key="running" tone="blue" icon="running" title={runningTitle(detail, children + running.length)}>
           <ul class="plain">
             {[...running, ...blocked].slice(0, 4).map((each, place) => (
@@ -262,7 +262,7 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
         </Banner>,
       );
     else if (blocked.length > 0)
-      parts.push(
+      banners.push(
         <Banner key="waiting" tone="amber" icon="clock" title="Waiting">
           <ul class="plain">
             {blocked.slice(0, 5).map((each, place) => (
@@ -274,7 +274,7 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
         </Banner>,
       );
     else if (running.length > 0)
-      parts.push(
+      banners.push(
         <Banner key="running" tone="blue" icon="running" title={runningTitle(detail, running.length)}>
           <ul class="plain">
             {running.slice(0, 4).map((each, place) => (
@@ -287,12 +287,12 @@ function Situation({ detail, waiting }: { detail: Detail; waiting: Resource<Sche
       );
   }
   if (detail.is_over && !failure && detail.job.status === "completed" && detail.outcomes)
-    parts.push(
+    banners.push(
       <Banner key="outcome" tone="green" title={detail.outcomes.primary.description}>
         <p>{detail.outcomes.primary.details}</p>
       </Banner>,
     );
-  return parts.length > 0 ? <div class="stack tight">{parts}</div> : null;
+  return banners.length > 0 ? <div class="stack tight">{banners}</div> : null;
 }
 
 /** Who cancelled the job, and which workers have acknowledged it. */

@@ -27,7 +27,7 @@ export function Timeline(props: {
   const { id, isOver, onSelect } = props;
   const [isFailedOnly, setFailedOnly] = useState(false);
   const [parent, setParent] = useState<string | null>(null);
-  const fans = props.nodes.filter((node) => node.children && node.children.total > 0);
+  const fanOuts = props.nodes.filter((node) => node.children && node.children.total > 0);
   const paged = usePaged(
     `timeline:${id}:${isFailedOnly}:${parent}`,
     (after, signal) =>
@@ -44,7 +44,7 @@ export function Timeline(props: {
       }),
     (change) => concerns(change, "job", id),
   );
-  const spans = parent === null && !isFailedOnly ? fans.map((node) => spanOf(node, props)) : [];
+  const spans = parent === null && !isFailedOnly ? fanOuts.map((node) => spanOf(node, props)) : [];
   const emptyTitle = isFailedOnly ? "No attempt has failed" : "No task has been queued yet";
   const rows = (items: Schemas["TimelineEntry"][]) => (
     <Rows
@@ -55,7 +55,7 @@ export function Timeline(props: {
       onOpen={setParent}
     />
   );
-  const expected = props.nodes.filter((node) => node.attempt > 0 && node.handler).length + fans.length;
+  const expected = props.nodes.filter((node) => node.attempt > 0 && node.handler).length + fanOuts.length;
   return (
     <Card
       title="Timeline"
@@ -65,7 +65,7 @@ export function Timeline(props: {
           <span class="row muted legend">
             <span class="swatch wait" /> in the queue <span class="swatch run" /> running
           </span>
-          {fans.length > 0 && (
+          {fanOuts.length > 0 && (
             <select
               class="input narrow"
               aria-label="Rows of the timeline"
@@ -73,7 +73,7 @@ export function Timeline(props: {
               onChange={(event) => setParent(event.currentTarget.value || null)}
             >
               <option value="">All nodes</option>
-              {fans.map((node) => (
+              {fanOuts.map((node) => (
                 <option key={node.node_id} value={node.node_id}>
                   Children of {node.node_id}
                 </option>
@@ -107,7 +107,7 @@ function Rows(props: {
   hasMore: boolean;
   onNearEnd: () => void;
   onSelect: (node: string) => void;
-  onOpen: (fan: string) => void;
+  onOpen: (fanOut: string) => void;
 }) {
   const { model } = props;
   const span = model.end - model.start;
@@ -141,7 +141,7 @@ function Row(props: {
   row: TimelineRow;
   share: (at: number) => string;
   onSelect: (node: string) => void;
-  onOpen: (fan: string) => void;
+  onOpen: (fanOut: string) => void;
 }) {
   const { row } = props;
   return (

@@ -277,12 +277,12 @@ function BulkApprove({ items, onClose, onDone }: { items: Item[]; onClose: () =>
           version_ordinal: item.version_ordinal,
           revision: item.revision,
         }));
-        const answer = (await api.post("/api/v1/commands/{name}", {
+        const response = (await api.post("/api/v1/commands/{name}", {
           path: { name: "assets.review_many" },
           body: { action: "approve", entries, clearance_level: clearance || null, reason: reason || null },
         })) as object as ReviewManyResult;
         onDone();
-        if (answer.changed + answer.unchanged < sent.length) return setResult(answer);
+        if (response.changed + response.unchanged < sent.length) return setResult(response);
         toast("green", `${plural(sent.length, "version")} approved`);
         onClose();
       }}

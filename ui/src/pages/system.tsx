@@ -1,4 +1,7 @@
-/** The state of the installation: instances, queues, leases, janitor, callbacks, commands, database, platforms, keys. */
+/**
+ * The state of the installation, in tabs: instances, queues, leases, dead letters, janitor, callbacks, commands, database,
+ * platforms, keys.
+ */
 import { Tabs } from "../components/basics";
 import { useTitle } from "../frame";
 import { may } from "../session";

@@ -51,8 +51,8 @@ export function Callbacks() {
         empty={
           <Empty title="There are no callbacks">
             <p>
-              A submission with <code>callback_url</code> receives callbacks when its processing ends and when it is
-              reviewed. They are listed here.
+              Callbacks are sent to the <code>callback_url</code> of a submission when its processing ends and when it
+              is reviewed. They are listed here.
             </p>
           </Empty>
         }

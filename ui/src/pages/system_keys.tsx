@@ -36,7 +36,7 @@ export function Keys() {
             <p>
               {session.value?.is_authentication_enabled
                 ? "Create one for each person and program."
-                : "Authentication is disabled: everyone on this machine is an administrator. Set AUTH_ENABLED=true before others can reach the platform."}
+                : "Authentication is disabled: every caller is an administrator. Set AUTH_ENABLED=true before others can reach the platform."}
             </p>
           </Empty>
         }

@@ -21,7 +21,7 @@ export default function WorkflowsPage() {
         tabs={[
           { id: "gallery", label: "Gallery", content: () => <Gallery /> },
           ...(may("workflows:write") || may("workflows:read")
-            ? [{ id: "own", label: "Your own", content: () => <Own /> }]
+            ? [{ id: "own", label: "Your own", content: () => <Editor /> }]
             : []),
         ]}
       />
@@ -117,7 +117,7 @@ nodes:
 
 type Check = Schemas["WorkflowCheck"];
 
-function Own() {
+function Editor() {
   const [text, setText] = useState(SAMPLE);
   const [check, setCheck] = useState<Check | null>(null);
   const [problem, setProblem] = useState<Error | null>(null);
