@@ -21,8 +21,8 @@ from rasterio.transform import from_bounds, from_origin
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
-from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType, read_facts
-from dagmaster.raster.source.sample import BandRange, Sample, take_sample
+from dagmaster.raster.source.facts import BandFacts, RasterFacts, RasterType, facts_of, read_facts
+from dagmaster.raster.source.sample import BandRange, Sample, look_up_blocks, take_sample
 from dagmaster.raster.validation.check import Ceilings, Checked, Severity, Verdict, check
 from dagmaster.raster.validation.header_rules import judge_header
 from dagmaster.raster.validation.pixel_rules import judge_pixels
@@ -482,6 +482,37 @@ def test_a_sparse_file_passes_and_an_empty_one_does_not(tmp_path: Path) -> None:
 
     assert checked.verdict is Verdict.PASS
     assert codes(checked) == {"sparse"}
+
+
+def test_a_sparse_file_is_accepted_wherever_its_only_data_is(tmp_path: Path) -> None:
+    path = tmp_path / "scene.tif"
+    shape = {"width": 60_000, "height": 60_000, "count": 3, "dtype": "uint8", "nodata": 0, "interleave": "pixel"}
+    place = {"crs": "EPSG:32633", "transform": TRANSFORM}
+    # Of the 118 × 118 blocks, every fourth is looked up at first; this one, with the number 359, is not among them.
+    data = rasterio.windows.Window(5 * 512, 3 * 512, 512, 512)
+    with rasterio.open(path, "w", driver="GTiff", SPARSE_OK=True, compress="deflate", **shape, **place, **TILES) as new:
+        new.write(noise(3, 512, 512), window=data)
+
+    checked = check(path)
+
+    assert checked.verdict is Verdict.PASS
+    assert codes(checked) == {"sparse"}
+
+
+def test_a_sparse_file_whose_blocks_cannot_all_be_looked_up_in_time_is_not_refused_for_its_block_table(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "scene.tif"
+    shape = {"width": 60_000, "height": 60_000, "count": 1, "dtype": "uint8", "nodata": 0}
+    with rasterio.open(path, "w", driver="GTiff", SPARSE_OK=True, **shape, transform=TRANSFORM, **TILES):
+        pass
+
+    with rasterio.open(path) as dataset:
+        facts = facts_of(dataset, path, crs_override=None, size_bytes=path.stat().st_size)
+        in_time, too_late = look_up_blocks(dataset, facts), look_up_blocks(dataset, facts, seconds=0)
+
+    assert (in_time.left_out, in_time.is_complete) == (118 * 118, True)
+    assert (too_late.left_out, too_late.is_complete) == (4096, False)
 
 
 def test_a_large_file_whose_sample_is_all_nodata_is_read_until_data_is_found(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from dagmaster.raster.analysis.statistics import (
     combine,
     measure,
     merge,
-    owned,
     partial_of,
     summarize,
 )
@@ -107,23 +106,6 @@ def test_pixels_that_tiles_share_are_counted_once(tmp_path):
 
     assert ours.count == data.size
     require_equal(ours, gdalinfo_statistics(left, right)[0])
-
-
-def test_every_pixel_of_a_tiled_grid_has_one_owner():
-    """This includes smaller tiles at the edge, and tiles after a gap."""
-    windows = [
-        (column, row, width, height)
-        for column, width in ((0, 100), (80, 100), (160, 30), (300, 50))
-        for row, height in ((0, 90), (70, 60))
-    ]
-    seen = np.zeros((130, 350), dtype=int)
-
-    for (column, row, _, _), (left, top, width, height) in zip(windows, owned(windows), strict=True):
-        seen[row + top : row + top + height, column + left : column + left + width] += 1
-
-    assert seen[:, :190].min() == seen[:, :190].max() == 1
-    assert seen[:, 190:300].max() == 0
-    assert seen[:, 300:].min() == seen[:, 300:].max() == 1
 
 
 def test_the_mask_is_used_in_overviews_of_a_cog(tmp_path):

@@ -172,33 +172,6 @@ def measure(
         return tuple(replace(partial, approximate=True) for partial in partials)
 
 
-def owned(windows: Sequence[Area]) -> list[Area]:
-    """The part of each tile to count, in its own pixels, so that overlaps count once. `windows` are those of tiles in a
-    grid.
-
-    An overlap belongs to the first tile, from the west and from the north.
-
-    >>> owned([(0, 0, 100, 50), (80, 0, 100, 50)])
-    [(0, 0, 100, 50), (20, 0, 80, 50)]
-    """
-    columns = _shared({(column, width) for column, _, width, _ in windows})
-    rows = _shared({(row, height) for _, row, _, height in windows})
-    areas = []
-    for column, row, width, height in windows:
-        left, top = columns[column, width], rows[row, height]
-        areas.append((left, top, width - left, height - top))
-    return areas
-
-
-def _shared(ranges: set[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """The length of each range (start, length) that the ranges before it cover already."""
-    shared, covered = {}, None
-    for start, length in sorted(ranges):
-        shared[start, length] = 0 if covered is None else min(max(covered - start, 0), length)
-        covered = start + length if covered is None else max(covered, start + length)
-    return shared
-
-
 def combine(partials: Iterable[Partials]) -> Partials:
     """Partials of all rasters, as if they were one raster."""
     combined: Partials = ()

@@ -40,6 +40,7 @@ class BlockTable:
     looked_up: int = 0
     left_out: int = 0  # sparse: not stored, all nodata
     beyond_end: int = 0
+    is_complete: bool = True  # whether all blocks were looked up
     is_one_strip: bool = False  # if it is compressed, every read decompresses it from its first row on
 
     @property
@@ -121,27 +122,34 @@ class Sample:
         return np.concatenate(parts) if parts else np.empty(0)
 
 
-def look_up_blocks(dataset: Any, facts: RasterFacts) -> BlockTable:
-    """Look up the blocks of a local TIFF; an empty table for other formats."""
+def look_up_blocks(dataset: Any, facts: RasterFacts, *, seconds: float = 10.0) -> BlockTable:
+    """Look up blocks of a TIFF; an empty table for other formats. At most `_MAX_BLOCKS` are looked up, but if none of
+    these is stored, the others too, for this time, until one is."""
     if facts.driver != "GTiff" or not facts.bands:
         return BlockTable()
     rows, columns = (
         math.ceil(size / block) for size, block in zip((facts.height, facts.width), facts.block_shape, strict=True)
     )
     planes = facts.count if (facts.interleave or "").upper() == "BAND" else 1
-    looked_up = written = beyond_end = last_row = 0
-    for plane, row, column in _spread(planes, rows, columns):
+    total = planes * rows * columns
+    looked_up = stored = beyond_end = last_row = 0
+    deadline = time.monotonic() + seconds
+    for number in _blocks_to_look_up(total):
+        if looked_up >= _MAX_BLOCKS and (stored or time.monotonic() > deadline):
+            break
+        plane, index = divmod(number, rows * columns)
+        row, column = divmod(index, columns)
         looked_up += 1
         offset = dataset.get_tag_item(f"BLOCK_OFFSET_{column}_{row}", "TIFF", bidx=plane + 1)
         if offset:
             size = dataset.get_tag_item(f"BLOCK_SIZE_{column}_{row}", "TIFF", bidx=plane + 1)
-            written += 1
+            stored += 1
             last_row = max(last_row, row)
             beyond_end += bool(facts.size_bytes and int(offset) + int(size or 0) > facts.size_bytes)
     # GDAL shows a file of one strip as rows, of which only the first has an offset.
-    if facts.block_shape == (1, facts.width) and rows > 1 and written and last_row == 0:
+    if facts.block_shape == (1, facts.width) and rows > 1 and stored and last_row == 0:
         return BlockTable(planes, 0, beyond_end, is_one_strip=True)
-    return BlockTable(looked_up, looked_up - written, beyond_end)
+    return BlockTable(looked_up, looked_up - stored, beyond_end, is_complete=looked_up >= total)
 
 
 def take_sample(dataset: Any, facts: RasterFacts, *, whole: bool = False, seconds: float = 10.0) -> Sample:
@@ -195,12 +203,11 @@ def has_own_mask(facts: RasterFacts) -> bool:
     return bool(facts.bands) and "per_dataset" in facts.bands[0].mask and "alpha" not in facts.bands[0].mask
 
 
-def _spread(planes: int, rows: int, columns: int) -> Iterator[tuple[int, int, int]]:
-    """Spread evenly over all blocks; the last one is always included."""
-    total = planes * rows * columns
-    for number in {*range(0, total, math.ceil(total / _MAX_BLOCKS)), total - 1}:
-        plane, index = divmod(number, rows * columns)
-        yield (plane, *divmod(index, columns))
+def _blocks_to_look_up(total: int) -> Iterator[int]:
+    """The numbers of all blocks, in this order: the last one, others spread evenly, the rest."""
+    spread = dict.fromkeys([total - 1, *range(0, total, math.ceil(total / _MAX_BLOCKS))])
+    yield from spread
+    yield from (number for number in range(total) if number not in spread)
 
 
 def _all_windows(facts: RasterFacts) -> Iterator[Window]:

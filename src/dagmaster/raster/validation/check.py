@@ -139,7 +139,7 @@ def _treated_as_classes() -> Finding:
     """For a type that is guessed from the values of a sample, and not known from a palette or a name."""
     return info(
         "raster.treated-as",
-        "the values of a sample look like classes: all are resampled (nearest, mode) and coloured as classes",
+        "the values of a sample look like classes: all values are resampled (nearest, mode) and coloured as classes",
         "pass raster_type if they are measurements, such as raster_type=dem",
     )
 

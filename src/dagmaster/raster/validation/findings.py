@@ -58,7 +58,7 @@ class Fixes:
 
     source_crs: str | None = None  # use this as the CRS of the source
     nodata: float | None = None  # pixels of this value are nodata, and the outputs declare it
-    dtype: str | None = None  # store as this type: every pixel was read and fits
+    dtype: str | None = None  # store as this type, which can hold the values of all pixels
     unset_alpha: bool = False  # the band marked as alpha holds data
 
 

@@ -199,7 +199,7 @@ def _position(facts: RasterFacts, crs: CrsFacts) -> Iterator[Finding]:
     elif min(east - west, north - south) * (crs.metres_per_unit or 1) < _MIN_DEGREES * 111_000:
         yield error(
             "raster.no-footprint",
-            "it is only centimetres wide, less than a footprint can describe",
+            "it is only centimetres wide or high, less than a footprint can describe",
             "if the unit of its coordinates is not that of its CRS, pass the right `source_crs`",
         )
     elif facts.bounds_4326 is None or max(map(abs, facts.bounds)) * (crs.metres_per_unit or 1) > _FARTHEST_METRES:
@@ -229,7 +229,7 @@ def _degrees(facts: RasterFacts) -> Iterator[Finding]:
     if in_range and min(east - west, north - south) < _MIN_DEGREES:
         yield error(
             "raster.no-footprint",
-            "it is only centimetres wide, less than a footprint can describe",
+            "it is only centimetres wide or high, less than a footprint can describe",
             "if its coordinates are not degrees, pass the right `source_crs`",
         )
         return

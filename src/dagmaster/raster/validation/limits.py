@@ -87,7 +87,8 @@ def _run(request: bytes, limits: ProcessLimits) -> tuple[int | None, bytes]:
 
 def _checked(status: int | None, response: bytes, name: str, limits: ProcessLimits) -> Checked:
     if status in (None, -signal.SIGALRM, -signal.SIGXCPU):
-        return rejected("raster.hang", f"'{name}' could not be checked within {limits.seconds} seconds", _NEW_FILE)
+        allowed = f"{limits.seconds} seconds, or {limits.cpu_seconds} seconds of CPU time"
+        return rejected("raster.hang", f"'{name}' could not be checked within {allowed}", _NEW_FILE)
     if status == 0:
         with contextlib.suppress(ValueError, KeyError):
             return _parsed(json.loads(response))

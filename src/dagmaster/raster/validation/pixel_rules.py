@@ -33,8 +33,10 @@ def judge_blocks(facts: RasterFacts, blocks: BlockTable, ceilings: Ceilings) -> 
                 "the upload was cut short: upload it again",
             )
         )
-    elif blocks.looked_up and blocks.left_out == blocks.looked_up:
-        findings.append(error("raster.all-nodata", "none of its blocks is stored: it has no data", "export it again"))
+    elif blocks.looked_up and blocks.left_out == blocks.looked_up and blocks.is_complete:
+        findings.append(
+            error("raster.all-nodata", "none of its blocks is stored: every pixel is nodata", "export it again")
+        )
     elif _is_bomb(facts, blocks, ceilings):
         findings.append(
             error(
@@ -154,18 +156,18 @@ def _collar_without_nodata(facts: RasterFacts, sample: Sample, raster_type: Rast
     value = _collar(facts, sample)
     if value is None:
         return None
-    message = f"its corners all have the value {_text(value)}, which looks like a nodata collar"
+    message = f"at least two of its corners have only the value {_text(value)}, which looks like a nodata collar"
     if raster_type in _PICTURES:
         finding = warn("raster.collar", f"{message}; the value is treated as nodata", "", Fix.DECLARE_NODATA)
         return finding, replace(fixes, nodata=value)
     # 0 may be a height at sea level or a class.
     advice = f"if it is nodata, declare it: `gdal_edit.py -a_nodata {value:g} file.tif`"
-    return warn("raster.collar", f"{message}; it is kept, because {_text(value)} may be a valid value", advice), fixes
+    return warn("raster.collar", f"{message}; the value is kept, because it may be valid", advice), fixes
 
 
 def _width_of_integers(facts: RasterFacts, sample: Sample, raster_type: RasterType, fixes: Fixes) -> RuleResult:
-    """Integers of 32 bits or more where 8 or 16 are enough, and 8-bit colours in 16 bits. They are converted if all
-    pixels were read."""
+    """Integers of 32 or 64 bits where fewer are enough, and 8-bit colours in 16 bits. They are converted if all pixels
+    were read."""
     dtype = np.dtype(facts.dtype)
     is_wide = dtype.itemsize > 2 or (dtype.itemsize == 2 and raster_type in (RasterType.RGB, RasterType.RGBA))
     if dtype.kind not in "iu" or not is_wide or len({band.dtype for band in facts.bands}) > 1:
@@ -200,16 +202,19 @@ def _missing_nodata(facts: RasterFacts, sample: Sample, raster_type: RasterType,
     value = _free_value(fixes.dtype or facts.dtype, sample, raster_type)
     message = "it declares no nodata value"
     if value is not None:
-        message += f"; {_text(value)}, which no pixel has, is used"
+        pixels = "pixel" if sample.is_whole else "pixel of the sample"
+        message += f"; {_text(value)}, which no {pixels} has, is used"
         return warn("raster.no-nodata", message, _DECLARE, Fix.DECLARE_NODATA), replace(fixes, nodata=value)
-    edges = "a mask marks the pixels of the output that are beyond its edges"
+    edges = "a mask marks the pixels of the output that are beyond the edges of the file"
     if raster_type in _PICTURES:  # pictures use every value and need no nodata value
         return info("raster.all-data", f"all of its pixels are valid; {edges}", "", Fix.ADD_MASK), fixes
-    return warn("raster.no-nodata", f"{message}, and every value is in use; {edges}", _DECLARE, Fix.ADD_MASK), fixes
+    return warn(
+        "raster.no-nodata", f"{message}, and no value is known to be unused; {edges}", _DECLARE, Fix.ADD_MASK
+    ), fixes
 
 
 def _free_value(dtype: str, sample: Sample, raster_type: RasterType) -> float | None:
-    """A value that no pixel has. For 8 bits, where every value is likely, a sample is not enough."""
+    """A value that no pixel of the sample has. For 8 bits, where every value is likely, all pixels must be read."""
     kind = np.dtype(dtype)
     if kind.kind == "f":
         return math.nan
