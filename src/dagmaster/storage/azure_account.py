@@ -9,6 +9,7 @@ import hashlib
 import hmac
 import ssl
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,6 +30,8 @@ RESOURCE: Final = "https://storage.azure.com/"
 _TIMEOUT: Final = httpx2.Timeout(120.0, connect=10.0)
 _TRIES: Final = 4
 _TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
+_FIRST_PAUSE_SECONDS: Final = 0.25  # doubled after each failure
+_MAX_PAUSE_SECONDS: Final = 10.0
 _KEY_LIFETIME: Final = timedelta(hours=24)
 
 
@@ -49,6 +52,7 @@ class AzureAccount:
         identity: ManagedIdentity | None = None,
         trusted: str | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`trusted` are certificate authorities, as PEM. Either `key` or `identity` is given."""
         self.name = name
@@ -57,6 +61,7 @@ class AzureAccount:
         self.account_key = key
         self._identity = identity
         self._clock = clock
+        self._sleep = sleep
         self._delegation_key: DelegationKey | None = None
         self._lock = threading.Lock()
         self._client: httpx2.Client | None = None
@@ -158,10 +163,13 @@ class AzureAccount:
         return {"Authorization": f"Bearer {self.token()[0]}"}
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, what: str) -> AzureResponse:
-        """Send a request, again after a temporary failure. All of them may be repeated: a part replaces itself, and a
-        repeated commit succeeds or finds that the object exists."""
-        problem = ""
-        for _ in range(_TRIES):
+        """Send a request, and repeat it after a temporary failure, at most as soon as the server allows. Every request
+        may be repeated: a part replaces itself, and a repeated commit succeeds or finds that the object exists."""
+        problem, pause_seconds = "", 0.0
+        for attempt in range(_TRIES):
+            if attempt:
+                self._sleep(max(pause_seconds, _FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)))
+            pause_seconds = 0.0
             try:
                 response = self._http().request(method, url, headers=dict(headers), content=content)
             except httpx2.HTTPError as error:
@@ -175,6 +183,7 @@ class AzureAccount:
             if response.status_code not in _TRANSIENT:
                 return AzureResponse(response.status_code, response.headers, code)
             problem = code or str(response.status_code)
+            pause_seconds = _requested_pause(response.headers)
         raise unavailable(what, problem)
 
     def _http(self) -> httpx2.Client:
@@ -194,6 +203,12 @@ def _tls(trusted: str | None) -> ssl.SSLContext:
     if trusted:
         context.load_verify_locations(cadata=trusted)
     return context
+
+
+def _requested_pause(headers: Mapping[str, str]) -> float:
+    """The seconds in Retry-After, up to a limit; 0 if there are none."""
+    seconds = headers.get("Retry-After", "")
+    return min(float(seconds), _MAX_PAUSE_SECONDS) if seconds.isascii() and seconds.isdigit() else 0.0
 
 
 def _code_in(content: bytes) -> str:
