@@ -183,6 +183,27 @@ async def test_a_stopping_server_ends_its_streams_at_once(database):
     assert seconds < 3
 
 
+async def test_a_stopping_server_ends_the_streams_of_all_changes_at_once(database):
+    async with engine(database, workers=0) as running:
+        loop = asyncio.get_running_loop()
+        app = app_of(database, running)
+        async with served(app) as server, AsyncClient(base_url=server.url) as client:
+
+            async def watch() -> None:
+                async with client.stream("GET", f"{V1}/stream") as response:
+                    async for _ in response.aiter_lines():
+                        pass
+
+            watching = asyncio.create_task(watch())
+            await until(lambda: asyncio.sleep(0, app.state.services.changes.watchers == 1))
+            begun = loop.time()
+            await server.stop()
+            await asyncio.wait_for(watching, 10)
+            seconds = loop.time() - begun
+
+    assert seconds < 3
+
+
 async def test_an_event_arrives_soon_after_it_happens(database):
     async with engine(database) as running:
         job_id = await running.submit(workflow(STEPS))

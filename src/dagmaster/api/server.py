@@ -20,5 +20,6 @@ class ApiServer(WebServer):
         services: ApiServices = self._app.state.services
         if self.is_started:
             await services.follower.close()
+            await services.changes.close()
             await services.task_watch.close()
         self.finish()
