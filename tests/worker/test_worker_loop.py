@@ -434,6 +434,20 @@ async def test_a_report_that_is_refused_does_not_block_the_others() -> None:
     assert bench.worker.counters.refused_reports == 1
 
 
+async def test_a_task_that_is_cancelled_on_request_does_not_count_as_failed() -> None:
+    bench = Bench([task := a_task("sleep", "slow", seconds=60)])
+    running = asyncio.create_task(bench.worker.run())
+    await until(lambda: len(bench.worker.running) == 1)
+
+    bench.ledger.to_stop = {task.task_id}
+    report = await bench.report_of(task)
+    bench.worker.stop()
+    await running
+
+    assert report.status is TaskStatus.CANCELLED
+    assert (bench.worker.counters.cancelled, bench.worker.counters.failed) == (1, 0)
+
+
 @pytest.mark.requirement("E22")
 async def test_a_graceful_stop_lets_handlers_finish_and_returns_the_other_tasks() -> None:
     quick = a_task("stubborn", "quick", seconds=0.3)

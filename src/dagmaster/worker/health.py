@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dagmaster.worker.loop import HeldTask, Worker
 
 MAX_LISTED = 200
-_OUTCOMES = ("succeeded", "failed", "returned")
+_OUTCOMES = ("succeeded", "failed", "returned", "cancelled")
 
 
 class WorkerHealth:

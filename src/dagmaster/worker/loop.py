@@ -88,6 +88,7 @@ class Counters:
     succeeded: int = 0
     failed: int = 0
     returned: int = 0
+    cancelled: int = 0
     late_reports: int = 0
     lost_tasks: int = 0
     storage_errors: int = 0
@@ -100,7 +101,7 @@ class Counters:
 class HeldTask:
     """A task that this worker runs."""
 
-    __slots__ = ("context", "is_light", "is_lost", "job", "started_at", "task_id")
+    __slots__ = ("asyncio_task", "context", "is_light", "is_lost", "started_at", "task_id")
 
     def __init__(self, context: TaskContext, is_light: bool) -> None:
         self.context = context
@@ -108,7 +109,7 @@ class HeldTask:
         self.is_light = is_light
         self.is_lost = False
         self.started_at = time.monotonic()
-        self.job: asyncio.Task[tuple[Report, int]]
+        self.asyncio_task: asyncio.Task[tuple[Report, int]]
 
     @property
     def seconds(self) -> float:
@@ -182,7 +183,7 @@ class Worker:
         self._held: dict[str, HeldTask] = {}
         self._light_running = 0
         self._suspects: dict[str, TaskMessage] = {}  # claimed; started when no other task runs
-        self._alone: str | None = None  # the suspect that runs
+        self._running_suspect: str | None = None  # its task id
         self._suspected_at = 0.0
         self._finished: list[Finished] = []
         self._in_flight: Sequence[Finished] = ()
@@ -283,7 +284,7 @@ class Worker:
         _log.info("worker stopped", **asdict(self.counters))
 
     async def _clean_up(self, keeper: asyncio.Task[None]) -> None:
-        tasks: list[asyncio.Task[Any]] = [keeper, *(held.job for held in self._held.values())]
+        tasks: list[asyncio.Task[Any]] = [keeper, *(held.asyncio_task for held in self._held.values())]
         if self._receiving:
             tasks.append(self._receiving)
         for task in tasks:
@@ -331,7 +332,7 @@ class Worker:
             await self._wait_for_work(demand)
 
     def _demand(self) -> Demand:
-        if self._suspects or self._alone in self._held:
+        if self._suspects or self._running_suspect in self._held:
             return Demand(self._settings.worker_queue)
         heavy_running = len(self._held) - self._light_running
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
@@ -566,8 +567,8 @@ class Worker:
         held = HeldTask(context, task.handler not in self._heavy_names)
         self._held[held.task_id] = held
         self._light_running += held.is_light
-        held.job = loop.create_task(self._runner.run(held.context))
-        held.job.add_done_callback(partial(self._on_done, held))
+        held.asyncio_task = loop.create_task(self._runner.run(held.context))
+        held.asyncio_task.add_done_callback(partial(self._on_done, held))
         return held
 
     def _is_suspect(self, task: TaskMessage) -> bool:
@@ -588,7 +589,7 @@ class Worker:
         if not self._held and not self._finished:
             task = self._suspects.pop(next(iter(self._suspects)))
             self._suspected_at = loop.time()
-            self._alone = task.task_id
+            self._running_suspect = task.task_id
             held = self._start_one(task, loop)
             loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, [held])
         elif loop.time() - self._suspected_at > SUSPECT_SECONDS:
@@ -599,7 +600,7 @@ class Worker:
         for task in suspects.values():
             self._finish(task, _returned(task), 4)
 
-    def _on_done(self, held: HeldTask, job: asyncio.Task[tuple[Report, int]]) -> None:
+    def _on_done(self, held: HeldTask, ended: asyncio.Task[tuple[Report, int]]) -> None:
         if self._held.pop(held.task_id, None) is None:
             return  # abandoned while it still ran; its task was returned
         self._light_running -= held.is_light
@@ -608,13 +609,13 @@ class Worker:
             return
         faults.reach("worker.after-handler")
         task = held.context.task
-        if job.cancelled():
+        if ended.cancelled():
             self._finish(task, _returned(task), 4)
-        elif error := job.exception():
+        elif error := ended.exception():
             _log.error("a bug in the worker ended a task", task_id=held.task_id, exc_info=error)
             self._finish(task, _failed_by_bug(task, error), 1000)
         else:
-            report, size_bytes = job.result()
+            report, size_bytes = ended.result()
             self._measure(held, report)
             self._finish(task, report, size_bytes)
             if report.error and report.error["code"] in _UNSUITABLE:
@@ -643,18 +644,21 @@ class Worker:
     def _finish(self, task: TaskMessage, report: Report, size_bytes: int) -> None:
         self._ended.add(task.queue)
         if task.queue in self._queue_limits:
-            self._poll_now = True  # there is room for another task of this queue
-        if report.status is TaskStatus.SUCCEEDED:
-            self.counters.succeeded += 1
-        elif report.status is TaskStatus.RETURNED:
-            self.counters.returned += 1
-        else:
-            self.counters.failed += 1
+            self._poll_now = True  # another task of this queue may run now
+        match report.status:
+            case TaskStatus.SUCCEEDED:
+                self.counters.succeeded += 1
+            case TaskStatus.RETURNED:
+                self.counters.returned += 1
+            case TaskStatus.CANCELLED:
+                self.counters.cancelled += 1
+            case _:
+                self.counters.failed += 1
         self._finished.append(Finished(report, size_bytes))
 
     def _show_running(self, batch: Sequence[HeldTask]) -> None:
         """Notify the owners of tasks that still run, so that their nodes show `running`."""
-        if any(not held.job.done() for held in batch):
+        if any(not held.asyncio_task.done() for held in batch):
             self._notifier.notify(RESULTS)
 
     # Leases
@@ -683,7 +687,7 @@ class Worker:
             _log.warning("this worker no longer holds a task; stopping it", task_id=task_id)
             held.context.cancel()
             if held.is_light:
-                held.job.cancel()
+                held.asyncio_task.cancel()
 
     def _stop_on_request(self, task_ids: Iterable[str]) -> None:
         """Ask handlers to stop. After the grace period async handlers are cancelled, and the executor kills plain
@@ -698,7 +702,7 @@ class Worker:
             _log.info("stopping a task on request", task_id=task_id)
             held.context.cancel()
             if held.is_light:
-                asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, held.job.cancel)
+                asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, held.asyncio_task.cancel)
 
     # Stopping
 
@@ -712,7 +716,7 @@ class Worker:
             held.context.shut_down()
         await self._await_handlers(lambda: started + self._grace_seconds - self._grace_margin)
         for held in self._held.values():
-            held.job.cancel()
+            held.asyncio_task.cancel()
         cancelled_at = loop.time()
         await self._await_handlers(
             lambda: cancelled_at + (STOPPING_SECONDS if self._has_heavy_tasks else UNRESPONSIVE_SECONDS)
