@@ -88,7 +88,7 @@ async def main() -> None:
     parser.add_argument("--tasks", type=int, default=2000)
     options = parser.parse_args()
     cluster = Cluster.at(None, name=f"test-{os.getpid()}")
-    cluster.asks_passwords = False
+    cluster.requires_passwords = False
     try:
         cluster.start()
         deploy(cluster.dsn)

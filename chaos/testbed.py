@@ -84,7 +84,7 @@ class Testbed:
                 "service_bus_connection_string": broker.connection_string,
             }
         self.cluster = Cluster.at(None if os.geteuid() == 0 else folder, name=f"chaos-{os.getpid()}")
-        self.cluster.asks_passwords = False  # processes connect through proxies, which have no passwords
+        self.cluster.requires_passwords = False  # processes connect through proxies, which have no passwords
         self.proxy = Proxy(self.cluster.socket_folder)
         self.fleet = ProxiedFleet(self.cluster.dsn, folder, settings, self.proxy)
         self._has_catalog = has_catalog

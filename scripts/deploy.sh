@@ -124,15 +124,15 @@ to_kubernetes() {
 to_azure() {
   need az
   [ -n "$group" ] || fail "--resource-group is required"
-  local server role app image
+  local server role file app image
   server=$registry.azurecr.io
   if [ -n "$build" ]; then
     [ -n "${BASE:-}" ] || fail "set BASE to an image with Python 3.11 by digest, which the registry can pull: NAME@sha256:…"
     run env PREPARE_ONLY=yes REGISTRY="$server" VERSION="$version" BASE="$BASE" scripts/images
     for role in "${ROLES[@]}"; do
-      app=Dockerfile; [ "$role" = orchestrator ] || app=Dockerfile.$role
+      file=Dockerfile; [ "$role" = orchestrator ] || file=Dockerfile.$role
       run az acr build --registry "$registry" --image "dagmaster-$role:$version" --platform linux/amd64 \
-        --build-arg "BASE=$BASE" --build-arg "VERSION=$version" --file "$app" build/images
+        --build-arg "BASE=$BASE" --build-arg "VERSION=$version" --file "$file" build/images
     done
   fi
   say "migrating the schema"

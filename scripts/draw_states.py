@@ -27,7 +27,8 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         JobStatus.RUNNING: "at least one task has been dispatched",
         JobStatus.COMPLETED: "every critical and important node completed or was skipped by a branch",
         JobStatus.PARTIAL_SUCCESS: "every critical node completed or was skipped by a branch; an important one did not",
-        JobStatus.FAILED: "a critical node failed for good, or the workflow's outputs could not be rendered",
+        JobStatus.FAILED: "a critical node failed for good, the deadline passed, the workflow's outputs could not be "
+        "rendered, or the job could not be advanced",
         JobStatus.CANCELLED: "stopped on request",
     },
     "node": {
@@ -46,7 +47,8 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
         TaskStatus.SUCCEEDED: "its worker reported an output in time",
         TaskStatus.FAILED: "its worker reported an error, or its timeout passed",
         TaskStatus.LOST: "its lease expired",
-        TaskStatus.RETURNED: "its worker gave it back while shutting down; this uses up neither a retry nor a loss",
+        TaskStatus.RETURNED: "its worker gave it back without a result, for example because the worker stops; "
+        "this uses up neither a retry nor a loss",
         TaskStatus.CANCELLED: "cancelled, or it waited in its queue longer than allowed",
     },
 }

@@ -23,7 +23,7 @@ FLAGS = ["--no-sandbox", "--use-gl=angle", "--use-angle=swiftshader", "--enable-
 PATIENCE_MS = 60_000
 
 
-def take(page: Page, platform: Platform, ids: dict[str, str]) -> None:
+def take_pictures(page: Page, platform: Platform, ids: dict[str, str]) -> None:
     """The order matters: the running job has to be shown before it has ended."""
     for name, path in (
         ("job", f"/jobs/{ids['running']}"),
@@ -46,26 +46,26 @@ def save(path: Path, picture: bytes) -> None:
     warnings.simplefilter("ignore", NotGeoreferencedWarning)
     with MemoryFile(picture) as file, file.open() as source:
         pixels = source.read([1, 2, 3])
-    places, colours = reduced(pixels)
+    indices, colours = with_palette(pixels)
     path.parent.mkdir(parents=True, exist_ok=True)
     with rasterio.open(
         path,
         "w",
         driver="PNG",
-        width=places.shape[1],
-        height=places.shape[0],
+        width=indices.shape[1],
+        height=indices.shape[0],
         count=1,
         dtype="uint8",
         ZLEVEL=9,
     ) as target:
-        target.write(places, 1)
-        target.write_colormap(1, {place: (*map(int, colour), 255) for place, colour in enumerate(colours)})
+        target.write(indices, 1)
+        target.write_colormap(1, {index: (*map(int, colour), 255) for index, colour in enumerate(colours)})
     path.with_suffix(".png.aux.xml").unlink(missing_ok=True)
     if path.stat().st_size > MAX_BYTES:
         raise SystemExit(f"{path.name} has {path.stat().st_size} bytes; the limit is {MAX_BYTES}")
 
 
-def reduced(pixels: NDArray[np.uint8], count: int = 256) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def with_palette(pixels: NDArray[np.uint8], count: int = 256) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """The palette index of each pixel, and the palette: frequent colours are exact, others become the nearest one."""
     flat = pixels.reshape(3, -1).T.astype(np.int32)
     keys, inverse, counts = np.unique(flat @ [65536, 256, 1], return_inverse=True, return_counts=True)
@@ -75,9 +75,9 @@ def reduced(pixels: NDArray[np.uint8], count: int = 256) -> tuple[NDArray[np.uin
     frequent = np.argsort(-counts)[: count // 2]
     best = [np.flatnonzero(groups == group)[np.argmax(counts[groups == group])] for group in np.unique(groups)]
     infrequent = [
-        place
-        for place in sorted(best, key=lambda place: -counts[groups == groups[place]].sum())
-        if place not in frequent
+        index
+        for index in sorted(best, key=lambda index: -counts[groups == groups[index]].sum())
+        if index not in frequent
     ]
     chosen = np.concatenate([frequent, np.array(infrequent, dtype=np.int64)])[:count]
     palette = colours[chosen]
@@ -101,7 +101,7 @@ def main() -> int:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=FLAGS)
         page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="light")
         page.set_default_timeout(PATIENCE_MS)
-        take(page, platform, ids)
+        take_pictures(page, platform, ids)
         browser.close()
     return 0
 

@@ -136,8 +136,8 @@ def shade(heights: NDArray[np.float64], metres: float) -> NDArray[np.float64]:
 
 def blend(values: NDArray[np.float64], stops: list[tuple[float, tuple[int, int, int]]]) -> NDArray[np.float64]:
     """Three bands of colours between the stops."""
-    places = [stop[0] for stop in stops]
-    return np.stack([np.interp(values, places, [stop[1][band] for stop in stops]) for band in range(3)])
+    values_of_stops = [stop[0] for stop in stops]
+    return np.stack([np.interp(values, values_of_stops, [stop[1][band] for stop in stops]) for band in range(3)])
 
 
 def write(
@@ -207,10 +207,10 @@ def make_rasters(folder: Path) -> None:
         colours={number: (*colour, 255) for number, colour in palette.items()},
     )
 
-    infrared = np.stack([700 + 2600 * noise(seed, 1.8) * (1.2 - ground) for seed in (20, 21, 22, 23)])
+    bands = np.stack([700 + 2600 * noise(seed, 1.8) * (1.2 - ground) for seed in (20, 21, 22, 23)])
     write(
         folder / "sentinel.tif",
-        infrared.astype("uint16"),
+        bands.astype("uint16"),
         "EPSG:32632",
         (470_000.0, 5_140_000.0),
         10.0,
@@ -226,28 +226,30 @@ def fill(platform: Platform, say: Callable[[str], None]) -> dict[str, str]:
     make_rasters(platform.folder / "bronze" / "bronze" / "sample")
     say("rasters are created")
     published = [
-        submitted(platform, "terrain", "terrain.tif", "Terrain model of the Upper Valley", "2025"),
-        submitted(platform, "orthophoto", "orthophoto.tif", "Orthophoto of the Upper Valley", "2025"),
-        submitted(platform, "flood-depth", "flood-2024.tif", "Flood depth, 100-year event", "2024"),
+        submit(platform, "terrain", "terrain.tif", "Terrain model of the Upper Valley", "2025"),
+        submit(platform, "orthophoto", "orthophoto.tif", "Orthophoto of the Upper Valley", "2025"),
+        submit(platform, "flood-depth", "flood-2024.tif", "Flood depth, 100-year event", "2024"),
     ]
     ids = {
         "terrain": published[0]["asset_id"],
         "orthophoto": published[1]["asset_id"],
         "flood": published[2]["asset_id"],
     }
-    finished(platform, published)
-    for each, level in zip(published, ("public", "ouo", "public"), strict=True):
-        path = f"/assets/{each['asset_id']}/versions/0/approve"
+    wait_until_completed(platform, published)
+    for submission, level in zip(published, ("public", "ouo", "public"), strict=True):
+        path = f"/assets/{submission['asset_id']}/versions/0/approve"
         platform.post(path, {"clearance_level": level, "reason": "checked against the survey of the spring"})
-    style(platform, ids["terrain"], "terrain", [[400, 3500]], "Heights above the sea from laser scanning, 20 m.")
-    style(platform, ids["flood"], "blues", [[0, 8]], "Depth of the water in metres at the peak of the event.")
+    publish_style(
+        platform, ids["terrain"], "terrain", [[400, 3500]], "Heights above the sea from laser scanning, 20 m."
+    )
+    publish_style(platform, ids["flood"], "blues", [[0, 8]], "Depth of the water in metres at the peak of the event.")
     say("three assets are published")
     waiting = [
-        submitted(platform, "land-cover", "land-cover.tif", "Land cover, six classes", "2025"),
-        submitted(platform, "flood-depth", "flood-2025.tif", "Flood depth, 100-year event", "2025"),
-        submitted(platform, "sentinel", "sentinel.tif", "Summer mosaic, four bands", "July 2025"),
+        submit(platform, "land-cover", "land-cover.tif", "Land cover, six classes", "2025"),
+        submit(platform, "flood-depth", "flood-2025.tif", "Flood depth, 100-year event", "2025"),
+        submit(platform, "sentinel", "sentinel.tif", "Summer mosaic, four bands", "July 2025"),
     ]
-    finished(platform, waiting)
+    wait_until_completed(platform, waiting)
     ids["waiting"] = waiting[0]["asset_id"]
     say("three versions wait for review")
     ids |= jobs(platform)
@@ -255,7 +257,7 @@ def fill(platform: Platform, say: Callable[[str], None]) -> dict[str, str]:
     return ids
 
 
-def style(platform: Platform, asset: str, colours: str, rescale: list[list[float]], description: str) -> None:
+def publish_style(platform: Platform, asset: str, colours: str, rescale: list[list[float]], description: str) -> None:
     path = f"/assets/{asset}/layers/raster/metadata"
     metadata = {
         "description": description,
@@ -267,7 +269,7 @@ def style(platform: Platform, asset: str, colours: str, rescale: list[list[float
     platform.post("/commands/metadata.publish", {"asset": asset})
 
 
-def submitted(platform: Platform, dataset: str, file: str, title: str, label: str) -> Any:
+def submit(platform: Platform, dataset: str, file: str, title: str, label: str) -> Any:
     body = {
         "platform_id": "local",
         "platform_refs": {"dataset": dataset},
@@ -279,12 +281,12 @@ def submitted(platform: Platform, dataset: str, file: str, title: str, label: st
     return platform.post("/submit", body)
 
 
-def finished(platform: Platform, submissions: list[Any]) -> None:
-    for each in submissions:
-        until(lambda job=each["job_id"]: platform.get(f"/jobs/{job}")["job"]["status"] == "completed")
+def wait_until_completed(platform: Platform, submissions: list[Any]) -> None:
+    for submission in submissions:
+        wait_until(lambda job=submission["job_id"]: platform.get(f"/jobs/{job}")["job"]["status"] == "completed")
 
 
-def until(check: Callable[[], bool]) -> None:
+def wait_until(check: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not check():
         if time.monotonic() > deadline:
@@ -303,18 +305,18 @@ def jobs(platform: Platform) -> dict[str, str]:
     start("retry_test")
     demo = start("demo", {"count": 300})
     failed = start("raster_validate", {"blob_name": "sample/river-gauges.tif"})
-    until(lambda: platform.get(f"/jobs/{failed}")["job"]["status"] == "failed")
-    until(lambda: platform.get(f"/jobs/{demo}")["job"]["status"] == "completed")
-    running = start("nightly_survey", definition=SURVEY)
+    wait_until(lambda: platform.get(f"/jobs/{failed}")["job"]["status"] == "failed")
+    wait_until(lambda: platform.get(f"/jobs/{demo}")["job"]["status"] == "completed")
+    survey = start("nightly_survey", definition=SURVEY)
     platform.put("/queues/container-tasks", {"is_paused": True})
     waiting = start("refresh_overviews", definition=REFRESH)
     start("refresh_overviews", definition=REFRESH, submitted_by="nightly")
-    until(
+    wait_until(
         lambda: any(
-            node["children"] and node["children"]["done"] > 5 for node in platform.get(f"/jobs/{running}")["nodes"]
+            node["children"] and node["children"]["done"] > 5 for node in platform.get(f"/jobs/{survey}")["nodes"]
         )
     )
-    return {"demo": demo, "failed": failed, "running": running, "waiting_job": waiting}
+    return {"demo": demo, "failed": failed, "running": survey, "waiting_job": waiting}
 
 
 def main() -> int:

@@ -186,8 +186,8 @@ def _kind(schema: Schema) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{anchor(name)})"
-    if ways := schema.get("anyOf") or schema.get("oneOf"):
-        return _alternatives(_kind(way) for way in ways)
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        return _alternatives(_kind(alternative) for alternative in alternatives)
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:
@@ -240,8 +240,8 @@ def _model(name: str, schema: Schema) -> str:
 
 def _meaning(field: Schema) -> str:
     """The description of a field, or of its type."""
-    ways = [field, *field.get("anyOf", ())]
-    return next((str(way["description"]) for way in ways if "description" in way), "")
+    alternatives = [field, *field.get("anyOf", ())]
+    return next((str(alternative["description"]) for alternative in alternatives if "description" in alternative), "")
 
 
 # The messages of codes whose messages in the code are only values, or are about a special case.
@@ -274,15 +274,15 @@ def _problem_codes() -> str:
         for status, code in problems.CODES_BY_STATUS.items()
     ]
     rows += [(f"`{code}`", str(status), detail) for status, code, detail in _sent_directly()]
-    of_file = errors.InvalidWorkflow.default_code
-    rows.append((f"`{of_file}`", str(_status(of_file, "InvalidWorkflow")), DETAILS[of_file]))
+    invalid_workflow = errors.InvalidWorkflow.default_code
+    rows.append((f"`{invalid_workflow}`", str(_status(invalid_workflow, "InvalidWorkflow")), DETAILS[invalid_workflow]))
     return PROBLEMS_INTRODUCTION + table(("code", "status", "detail"), sorted(rows))
 
 
 def _status(code: str, name: str) -> HTTPStatus | int:
     kind: type[errors.DagmasterError] = getattr(errors, name)
-    own = problems.STATUSES_BY_CODE.get(code)
-    return int(own or next(problems.STATUSES[base] for base in kind.__mro__ if base in problems.STATUSES))
+    own_status = problems.STATUSES_BY_CODE.get(code)
+    return int(own_status or next(problems.STATUSES[base] for base in kind.__mro__ if base in problems.STATUSES))
 
 
 def _raised() -> set[tuple[str, str, str]]:
@@ -348,8 +348,8 @@ def cli_page() -> str:
     root = command_line.cli
     context = click.Context(root, info_name="dagmaster")
     shared = {_spelling(option) for option in command_line.Group().params}
-    everywhere = [option for option in root.params if _spelling(option) in shared]
-    parts = [CLI_INTRODUCTION, table(("option", "value", "default", "meaning"), map(_option, everywhere))]
+    shared_options = [option for option in root.params if _spelling(option) in shared]
+    parts = [CLI_INTRODUCTION, table(("option", "value", "default", "meaning"), map(_option, shared_options))]
     parts.append("## Exit codes\n\n" + table(("code", "meaning"), _exit_codes()))
     parts += _commands(root, context, shared)
     return "".join(parts).rstrip() + "\n"
@@ -551,14 +551,14 @@ def _type(kind: Any, notes: Iterable[Any] = ()) -> str:
     if origin is Annotated:
         return _type(arguments[0], [*arguments[1:], *notes])
     if origin in {Union, UnionType}:
-        return _alternatives(_type(way) for way in arguments if way is not NoneType) + _limits(notes)
+        return _alternatives(_type(argument) for argument in arguments if argument is not NoneType) + _limits(notes)
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return ", ".join(f"`{member.value}`" for member in kind)
     if origin is tuple and isinstance(arguments[0], type) and issubclass(arguments[0], BaseModel):
         return f"list of objects, see [{PARTS[arguments[0]][0]}](#{anchor(PARTS[arguments[0]][0])})"
-    if origin is tuple and arguments and all(way in {int, float} for way in arguments):
+    if origin is tuple and arguments and all(argument in {int, float} for argument in arguments):
         return f"list of {len(arguments)} numbers"
     if origin is tuple:
         return "name or list of names" if arguments[0] is not Any and "str" in str(arguments[0]) else "list"
@@ -641,13 +641,13 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def main(arguments: list[str], folder: Path = FOLDER) -> int:
-    written = {folder / name: render() for name, render in PAGES.items()}
+    texts = {folder / name: render() for name, render in PAGES.items()}
     if "--check" not in arguments:
         folder.mkdir(parents=True, exist_ok=True)
-        for page, text in written.items():
+        for page, text in texts.items():
             page.write_text(text)
         return 0
-    stale = [page.name for page, text in written.items() if not page.exists() or page.read_text() != text]
+    stale = [page.name for page, text in texts.items() if not page.exists() or page.read_text() != text]
     print(
         f"not up to date: {', '.join(stale)}: run scripts/write_reference.py"
         if stale

@@ -84,10 +84,10 @@ def main() -> None:
     parser.add_argument("role")
     parser.add_argument("context", type=Path)
     parser.add_argument("--version", required=True)
-    chosen = parser.parse_args()
-    target = chosen.context / "sbom" / f"{chosen.role}.cdx.json"
+    options = parser.parse_args()
+    target = options.context / "sbom" / f"{options.role}.cdx.json"
     target.parent.mkdir(parents=True, exist_ok=True)
-    document = sbom(chosen.role, chosen.context, chosen.version)
+    document = sbom(options.role, options.context, options.version)
     target.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 

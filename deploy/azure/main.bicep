@@ -309,7 +309,7 @@ var server = 'postgresql://${platformIdentity.name}@${host}:5432/${databaseName}
 var servingServer = 'postgresql://${servingIdentity.name}@${host}:5432/${databaseName}?sslmode=verify-full&sslrootcert=/etc/ssl/certs/ca-certificates.crt'
 var gatewayServer = 'postgresql://${gatewayIdentity.name}@${host}:5432/${databaseName}?sslmode=verify-full&sslrootcert=/etc/ssl/certs/ca-certificates.crt'
 
-// No secrets: every address is used with a token.
+// No secrets: processes log in with tokens of their managed identities.
 var common = [
   { name: 'LOG_FORMAT', value: 'json' }
   { name: 'AUTH_ENABLED', value: 'true' }

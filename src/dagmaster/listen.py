@@ -30,7 +30,7 @@ def bind(host: str, port: int, *, may_expose: bool = False, endpoint: Endpoint =
     if not is_loopback(host) and not may_expose:
         setting = endpoint.name.upper()
         raise InvalidRequest(
-            f"{endpoint.what} would listen on {host}, which other machines can reach, and authentication is disabled",
+            f"{endpoint.what} would listen on {host}, where other machines could use it without authentication",
             code=f"{endpoint.name}.not-loopback",
             hint=f"{endpoint.hint_on_security}set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
             "behind a proxy or firewall that restricts access",

@@ -53,7 +53,7 @@ class Table:
 
 
 class Record(BaseModel):
-    """A row. Frozen: a change is a new row read back from the database."""
+    """A row as it was read. It never changes: after a change in the database, the row is read again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

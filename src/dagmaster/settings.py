@@ -16,7 +16,6 @@ from urllib.parse import quote, unquote, urlsplit
 from annotated_types import Ge, Gt, Le
 from pydantic import Field, PositiveInt, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -713,7 +712,8 @@ class Settings(BaseSettings):
         ge=0,
         le=36_500,
         allow_inf_nan=False,
-        description="The history of assets, platforms and keys is deleted after this many days; 0 keeps it",
+        description="Entries of the audit log, which is also the history of assets, are deleted after this many days; "
+        "the newest entry of each asset stays; 0 keeps all",
     )
     allow_local_sources: bool = Field(False, description="Allow jobs to read files on the worker's machine by path")
     allow_https_sources: bool = Field(
@@ -972,7 +972,10 @@ class Settings(BaseSettings):
             yield "AZURE_STORAGE_ENDPOINT must be an https URL, or others could read signatures"
         places = {(self.azure_account_of(zone), getattr(self, f"{zone}_container")) for zone in in_azure}
         if len({container for _, container in places}) < len(places):
-            yield "zones in different storage accounts need different containers: GDAL identifies them by name"
+            yield (
+                "zones in different storage accounts need containers with different names: GDAL identifies a container "
+                "by its name"
+            )
         if bool(self.s3_access_key_id) != bool(self.s3_secret_access_key):
             yield "S3_ACCESS_KEY_ID requires S3_SECRET_ACCESS_KEY, and the other way round"
 
@@ -1108,7 +1111,7 @@ def problems_of(error: ValidationError, overrides: Mapping[str, Any]) -> list[st
     return problems
 
 
-def _problem(variable: str, field: FieldInfo, mistake: ErrorDetails) -> str:
+def _problem(variable: str, field: FieldInfo, mistake: Mapping[str, Any]) -> str:
     """An invalid value, with the message of its validator, or else the values that the setting accepts."""
     has_message = mistake["type"] == "value_error"
     expected = str(mistake["ctx"]["error"]) if has_message else f"expected {kind_of(field)}"

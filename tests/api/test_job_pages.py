@@ -136,7 +136,7 @@ def test_a_search_reads_only_the_matching_jobs_or_about_a_page(counted_jobs, wor
     with psycopg.connect(counted_jobs, autocommit=True) as connection:
         connection.execute("ANALYZE dagapp.dag_job_search")
 
-    assert visited(plan_of(counted_jobs, "api_jobs_found", words=words)) <= most
+    assert visited(plan_of(counted_jobs, "api_search_jobs", words=words)) <= most
 
 
 @pytest.mark.parametrize("filters", [{}, {"workflow_id": "daily"}, {"workflow_id": "yearly"}, {"submitted_by": "ada"}])

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from dagmaster.assets.identity import SHIPPED
-from dagmaster.client.models.assets import SubmissionAnswer, SubmissionStatus
+from dagmaster.client.models.assets import SubmissionOutcomeName, SubmissionStatus
 from dagmaster.raster.landscape import make_landscape
 from tests.docs.pages import ROOT
 from tests.docs.terminal import follow
@@ -45,7 +45,7 @@ def _first_cells(text: str) -> set[str]:
 def test_every_outcome_of_a_submission_is_listed() -> None:
     section = REVIEW.read_text().partition("## A new revision")[2].partition("## A new version")[0]
 
-    assert _first_cells(section) == set(get_args(SubmissionAnswer))
+    assert _first_cells(section) == set(get_args(SubmissionOutcomeName))
 
 
 def test_every_status_and_every_shipped_platform_is_listed() -> None:

@@ -314,7 +314,7 @@ async def test_a_job_that_has_changed_since_it_was_read_is_not_released(database
             seen = _json([{**row, "reason": "", "detail": None}])
 
             await running.rows("UPDATE dagapp.dag_jobs SET version = version + 1")
-            late = await dicts(connection, "janitor_release", {"run_id": uuid4(), "seen": seen})
+            late = await dicts(connection, "janitor_release", {"run_id": uuid4(), "findings": seen})
 
         assert late == []
         assert (await running.job(job_id))["owner_id"] == owner

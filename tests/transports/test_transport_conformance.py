@@ -224,7 +224,7 @@ async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
     receiving = asyncio.create_task(far.receive(SOON))
     await asyncio.sleep(0)
 
-    await orchestrator.publish([Ticket("light", near="near")])
+    await orchestrator.publish([Ticket("light", first_worker="near")])
 
     assert [delivery.queue for delivery in await near.receive(SOON)] == ["light"]
     assert not receiving.done()
@@ -237,7 +237,7 @@ async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
     exchange = MemoryExchange()
     far = PostgresTransport(exchange.notifier(*topics_of(["light"], "far")), ["light"], "far")
 
-    await PostgresTransport(exchange.notifier()).publish([Ticket("light", near="dead")])
+    await PostgresTransport(exchange.notifier()).publish([Ticket("light", first_worker="dead")])
 
     assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
 
@@ -250,11 +250,11 @@ async def test_tasks_of_a_worker_that_responds_wake_no_others(monkeypatch) -> No
     orchestrator = PostgresTransport(exchange.notifier())
 
     for _ in range(4):
-        await orchestrator.publish([Ticket("light", near="busy")])
+        await orchestrator.publish([Ticket("light", first_worker="busy")])
         assert await listener.wait(0.08) == frozenset()
-    await orchestrator.publish([Ticket("light", near="silent")])
+    await orchestrator.publish([Ticket("light", first_worker="silent")])
     for _ in range(2):
-        await orchestrator.publish([Ticket("light", near="busy")])
+        await orchestrator.publish([Ticket("light", first_worker="busy")])
         await asyncio.sleep(0.05)
 
     assert await listener.wait(SOON) == {"tasks:light"}

@@ -34,7 +34,7 @@ class Permission(StrEnum):
     PLATFORMS_WRITE = "platforms:write"
     KEYS_WRITE = "keys:write"
     KEYS_REPORT = "keys:report"  # report that keys were used
-    PLATFORM_OPERATE = "platform:operate"  # rebuild the catalogue, make processes reload their caches
+    PLATFORM_OPERATE = "platform:operate"  # rebuild the catalogue, make orchestrators reload their workflows
     SCHEMA_WRITE = "schema:write"
 
 

@@ -70,7 +70,8 @@ async def list_assets(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[ListedAsset]:
-    """A platform sees its own assets, viewers see published assets, reviewers and operators see all assets."""
+    """Reviewers, operators and administrators see all assets, viewers see published assets. A platform sees its own
+    assets, and the public assets of other platforms."""
     cursor = moment_and_id(after)
     rows = await services.assets.assets(
         visible=visible_assets(caller),

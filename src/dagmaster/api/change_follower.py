@@ -116,7 +116,7 @@ class ChangeFollower(Follower):
         self._state: PlatformState | None = None
         self._polls = 0
         self._sent = _Sent()
-        self._owes_resync = False
+        self._needs_resync = False
         self._resync_at = 0.0
         self._changed = asyncio.Event()
 
@@ -206,7 +206,7 @@ class ChangeFollower(Follower):
             state = PlatformState(state.now, last.queues, last.instances)  # hints are compared less often
         jobs, assets, is_too_many = await self._new_since(since)
         if is_too_many:
-            self._owes_resync = True
+            self._needs_resync = True
         batch = Batch(
             state.now,
             await self._reads.job_changes(jobs),
@@ -239,9 +239,9 @@ class ChangeFollower(Follower):
         return [], [], True
 
     def _due_resync(self) -> ResyncReason | None:
-        if not self._owes_resync or time.monotonic() - self._resync_at < _RESYNC_SECONDS:
+        if not self._needs_resync or time.monotonic() - self._resync_at < _RESYNC_SECONDS:
             return None
-        self._owes_resync, self._resync_at = False, time.monotonic()
+        self._needs_resync, self._resync_at = False, time.monotonic()
         return "too_many"
 
     def _wake_all(self) -> None:

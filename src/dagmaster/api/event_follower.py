@@ -6,7 +6,7 @@
 
 A watcher has a cursor: the sequence number of the last event it received. The numbers of a job have no gaps, so no
 event is missed or repeated. A watcher that needs events that are no longer in memory reads them through the pool.
-JobProgress is not an event: it has no number, and only the latest counts.
+Progress is not an event: it has no number, and only the latest progress is sent.
 """
 
 import asyncio
@@ -188,8 +188,8 @@ class EventFollower(Follower):
             job.report(JobProgress(tuple(progress[job_id])))
 
     async def _new_events(self, job: WatchedJob, head: EventPosition) -> list[EventEntry]:
-        """The events up to `head`. If there are too many to keep in memory, none:
-        watchers read them from the database."""
+        """The events up to `head`. If there are too many to keep in memory, none: watchers read them from the
+        database."""
         if head.last_sequence - job.head > _KEPT_EVENTS:
             job.forget()
             return []

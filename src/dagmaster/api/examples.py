@@ -133,7 +133,6 @@ _KEY: dict[str, Any] = {
     "queues": None,
     "created_by": "ada",
 }
-# Values of single models, where they differ from those above.
 _STYLE: dict[str, Any] = {
     "title": "Depth of the water",
     "colormap_name": "blues",
@@ -158,6 +157,7 @@ _LAYER: dict[str, Any] = {
     "starts_at": "2024-01-01T00:00:00Z",
     "ends_at": "2024-01-01T00:00:00Z",
 }
+# Values of single models, where they differ from those of `_FIELDS`.
 _MODELS: dict[str, dict[str, Any]] = {
     "ApproveRequest": {"clearance_level": "ouo", "revision": 2, "reason": "checked against the source"},
     "AssetHistoryEntry": {
@@ -201,7 +201,6 @@ _MODELS: dict[str, dict[str, Any]] = {
         "estimate": None,
         "refusal": None,
     },
-    "AssetSummary": {"title": "Floods", "latest_approved_version_ordinal": 0, "version_count": 1},
     "Attempt": {"status": "succeeded", "progress": {"fraction": 1.0, "message": "greeted"}},
     "AttemptError": {"message": "the file is not readable", "blame": "data", "code": "file.unreadable"},
     "AttemptReport": {
@@ -466,6 +465,13 @@ _MODELS: dict[str, dict[str, Any]] = {
         "size_bytes": 163_000_000,
         "modified_at": _T0,
         "etag": "4a-18c9e2f0a1b2c3d4-9b72ec0",
+    },
+    "ListedAsset": {
+        "title": "Floods",
+        "latest_approved_version_ordinal": 0,
+        "version_count": 1,
+        "states": ["published"],
+        "bbox": [10.0, 46.0, 10.5, 46.5],
     },
     "PendingReview": {"version_ordinal": 1, "revision": 1, "waiting_since": _T3, "bbox": [10.0, 46.0, 12.0, 47.0]},
     "Provenance": {"inputs": {"name": "Ada"}, "version_ordinal": 1, "revision": 1},

@@ -39,8 +39,8 @@ async def first_failure(
 
 
 def _failed_at(node: NodeSummary) -> float:
-    """When a node failed. For a fan_out with failed children it is its start, because it is the cause of failures
-    after it."""
+    """When a node failed. For a fan_out with failed children, when the fan_out started: its children are the cause of
+    the failures of later nodes, so it must come before them."""
     begun_at = node.dispatched_at or node.started_at or node.completed_at
     moment = begun_at if node.failed_count else node.completed_at
     return moment.timestamp() if moment else float("inf")

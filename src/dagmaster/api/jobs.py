@@ -239,7 +239,7 @@ async def consistent_snapshot(services: ApiServices, job: Job, node_ids: Sequenc
 
 
 async def _advance_error(services: ApiServices, job: Job) -> str | None:
-    """The error that orchestrators reported to the janitor, unless the job has advanced since."""
+    """The error that the orchestrator recorded among the actions of the janitor, unless the job has advanced since."""
     actions = await services.reads.janitor_actions(limit=1, target_id=str(job.job_id), action_type="job_stuck")
     is_current = actions and (actions[0].detail or {}).get("last_sequence") == job.last_sequence
     return actions[0].reason if is_current else None

@@ -128,7 +128,7 @@ _OUTBOX_VALUES: tuple[tuple[str, str, Callable[[OutboxFacts], float]], ...] = (
 
 
 def _outbox_metrics(outbox: Iterable[OutboxFacts], queues: Iterable[str]) -> Iterable[Metric]:
-    """Zeros with the transport `postgres`, which writes no ids there."""
+    """All values are zero with the transport `postgres`, which does not use the outbox."""
     for name, meaning, value in _OUTBOX_VALUES:
         samples: dict[tuple[str, ...], float] = {(queue,): 0.0 for queue in queues}
         samples |= {(facts.queue,): float(value(facts)) for facts in outbox}

@@ -57,8 +57,8 @@ async def get_output(
     responses=_RESPONSES,
 )
 async def get_payload(services: Services, job_id: JobId, sha256: Hash, if_none_match: IfNoneMatch = None) -> Response:
-    """The content of an `output_ref` or `params_ref` with this hash:
-    the params of a task, an output, or a result of the job."""
+    """The content of an `output_ref` or `params_ref` with this hash: the params of a task, an output, or a result of
+    the job."""
     await services.reads.brief(job_id)
     reference = await services.reads.payload_reference(job_id, sha256)
     return await _respond(outputs.stored(services.reads, job_id, reference), if_none_match)
@@ -82,8 +82,8 @@ async def _respond(download: Download, if_none_match: str | None) -> Response:
 
 
 class TruncatedError(Exception):
-    """A download that was started cannot be completed:
-    the connection is closed, so that the client sees that it is incomplete."""
+    """A download that was started cannot be completed. The connection is closed, so that the client sees that the
+    download is incomplete."""
 
 
 async def _chain(first: bytes, following: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -87,8 +87,9 @@ async def begin_upload(
     ] = None,
 ) -> UploadInfo:
     """The file is described by the body, or by the headers of the tus protocol. Its object will be
-    `{platform_id}/{name}`; an existing object is never overwritten. With a `sha256` the request may be repeated: for
-    the same file, the response is the existing upload, which continues at its `offset_bytes` or is finished (200).
+    `{platform_id}/{name}`. An existing object is never overwritten: the request is refused, or with `rename` as
+    `if_exists` the name gets a suffix. With a `sha256` the request may be repeated: for the same file, the response is
+    the existing upload, which continues at its `offset_bytes` or is finished (200).
 
     An unfinished upload that gets no bytes for `UPLOAD_EXPIRY_HOURS` is removed."""
     check_version(request)

@@ -2,8 +2,8 @@
 uploads.
 
 A record is a row of its table. One asset is one dataset and one STAC collection (decision 0052). The engine does not
-know these tables: a job has an `asset_id` and a `version_ordinal`, which it never reads, and a trigger on `dag_jobs`
-updates the revision when its job ends.
+know these tables: a job has an `asset_id` and a `version_ordinal`, which the engine never reads, and a trigger on
+`dag_jobs` updates the revision when its job ends.
 """
 
 from datetime import datetime
@@ -405,8 +405,9 @@ class AssetEvent(Record):
 
 
 class ApiKey(Record):
-    """A key of a caller. The secret is not stored: `secret_hash` is its SHA-256. After a rotation the previous secret
-    is accepted until `previous_until`. With `queues`, a worker with this key claims tasks of these queues only."""
+    """A key of a caller. The key is not stored: `secret_hash` is the SHA-256 of its text. After a rotation the previous
+    secret is accepted until `previous_until`. With `queues`, a worker with this key claims tasks of these queues
+    only."""
 
     table: ClassVar[Table] = Table(
         "api_keys",
@@ -434,9 +435,10 @@ class ApiKey(Record):
 
 
 class WebSession(Record):
-    """A browser whose user has signed in, with a key or, without `key_id`, at an OIDC issuer. The secret is not stored:
-    `secret_hash` is its SHA-256. `key_hash` is that of the key's secret: the session ends when that secret is no longer
-    accepted. A session that began with a key always has the current name, scopes and platform of the key."""
+    """A browser whose user has signed in, with a key or, without `key_id`, at an OIDC issuer. The text in the cookie is
+    not stored: `secret_hash` is its SHA-256. `key_hash` is the SHA-256 of the key that was sent: the session ends when
+    the secret of that key is no longer accepted. A session that began with a key always has the current name, scopes
+    and platform of the key."""
 
     table: ClassVar[Table] = Table(
         "web_sessions",

@@ -1,8 +1,8 @@
 """What a submission or a reviewer's action changes, or why it is refused.
 
-Every function takes the state as it is and returns the state as it should be, or raises `Conflict` or
-`InvalidRequest` with the code of the refusal. Processing alone does not change what is served: only `approve`, `clear`,
-`expose`, `unpublish` and `delete` do.
+Every function takes the state as it is and returns the state as it should be, or raises `Conflict`,
+`InvalidRequest` or `NotFound` with the code of the refusal. Processing alone does not change what is served: only
+`approve`, `clear`, `expose`, `unpublish` and `delete` do.
 """
 
 from collections.abc import Callable

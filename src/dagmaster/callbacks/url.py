@@ -14,7 +14,7 @@ from dagmaster.ip_addresses import address_in, is_metadata, is_public
 PORTS = (443, 8443)
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?\.?", re.ASCII)
 _METADATA_HOSTS = frozenset({"metadata", "metadata.google.internal", "instance-data"})
-_HINT = "set ALLOW_PRIVATE_WEBHOOKS=true to allow addresses of your network"
+_HINT = "ALLOW_PRIVATE_WEBHOOKS=true allows http, other ports and private addresses"
 
 
 def check_callback_url(url: str, *, allow_private: bool, field: str = "callback_url") -> None:

@@ -59,13 +59,13 @@ class SeenAsset:
 
     def version_to_decide(self, verb: str) -> int:
         """The version that waits for review. If none waits: for `approve`, the one that was rejected or unpublished."""
-        waiting = [version for version in self._existing_versions if version.approval_state == "pending_review"]
-        if not waiting and verb == "approve":
-            waiting = [v for v in self._existing_versions if v.unpublished_at or v.approval_state == "rejected"]
-        if len(waiting) == 1:
-            return waiting[0].version_ordinal
-        if waiting:
-            numbers = ", ".join(str(version.version_ordinal) for version in waiting)
+        candidates = [version for version in self._existing_versions if version.approval_state == "pending_review"]
+        if not candidates and verb == "approve":
+            candidates = [v for v in self._existing_versions if v.unpublished_at or v.approval_state == "rejected"]
+        if len(candidates) == 1:
+            return candidates[0].version_ordinal
+        if candidates:
+            numbers = ", ".join(str(version.version_ordinal) for version in candidates)
             raise InvalidRequest(f"more than one version to {verb}: {numbers}", code="usage", hint="add --version N")
         raise Conflict(
             f"no version of {self.name} waits for review",

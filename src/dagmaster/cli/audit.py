@@ -1,4 +1,4 @@
-"""`dagmaster audit`: who changed assets, platforms and keys."""
+"""`dagmaster audit`: who changed assets, platforms and keys, ran direct commands or changed many jobs."""
 
 import click
 
@@ -8,7 +8,7 @@ from dagmaster.cli.completion import platform_option
 
 @click.group(cls=Group)
 def audit() -> None:
-    """Show who changed assets, platforms and keys."""
+    """Show who changed assets, platforms and keys, ran direct commands or changed many jobs."""
 
 
 @audit.command("ls")

@@ -1,4 +1,4 @@
-"""`dagmaster completion`: scripts for shells, and the names and ids that they ask for.
+"""`dagmaster completion`: scripts for shells, and the names and ids that they request.
 
 Completion must be fast: errors and timeouts of the platform are ignored.
 """

@@ -118,7 +118,7 @@ def _clear(folder: Path, cluster: "Cluster") -> None:
 
     if not folder.exists():
         if not cluster.is_running():
-            cluster.remove()  # that of root is outside of the folder, and remains if the folder is deleted by hand
+            cluster.remove()  # root's cluster is outside of the folder, and remains if the folder is deleted by hand
         return
     if not (folder / _MARK).exists() and any(folder.iterdir()):
         raise Conflict(
@@ -176,15 +176,15 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
 
 def _own_settings(state: State, folder: Path) -> "Settings":
     """The settings of the demo's platform. Its API uses a free port: another platform may use the default one."""
-    own: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_IGNORED_SETTINGS)}
-    own |= {
+    overrides: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_IGNORED_SETTINGS)}
+    overrides |= {
         **_containers(state.settings),
         "data_folder": folder,
         "api_enabled": True,
         "api_host": "127.0.0.1",
         "api_port": 0,
     }
-    return state.settings.model_copy(update={**own, "serving_enabled": True, "catalog_enabled": True})
+    return state.settings.model_copy(update={**overrides, "serving_enabled": True, "catalog_enabled": True})
 
 
 def _containers(settings: "Settings") -> dict[str, str]:

@@ -83,21 +83,21 @@ def watch(
     """Show a job until it has ended; returns its last state."""
     client = state.client
     detail = reconnection.call(lambda: read(JobDetail, client.job(job_id)))
-    asked_at = changed_at = time.monotonic()
+    fetched_at = changed_at = time.monotonic()
     display, blockers = display or _display(state, heartbeat_seconds), Blockers(client, job_id)
     feed = Feed(client, job_id, detail.job.last_sequence)
     try:
         while True:
             now = time.monotonic()
-            display.show(detail.later(now - asked_at), blockers.read(is_quiet=now - changed_at > _QUIET_SECONDS))
+            display.show(detail.later(now - fetched_at), blockers.read(is_quiet=now - changed_at > _QUIET_SECONDS))
             if detail.is_over:
                 return detail
             on_tick()
             has_events = _wait_for_events(feed, now)
-            if has_events or time.monotonic() - asked_at > _POLL_SECONDS:
+            if has_events or time.monotonic() - fetched_at > _POLL_SECONDS:
                 before, detail = detail, reconnection.call(lambda: read(JobDetail, client.job(job_id)))
-                asked_at = time.monotonic()
-                changed_at = changed_at if _state_of(detail) == _state_of(before) else asked_at
+                fetched_at = time.monotonic()
+                changed_at = changed_at if _state_of(detail) == _state_of(before) else fetched_at
     finally:
         feed.close()
         display.close()

@@ -64,12 +64,12 @@ class LiveTable:
         return state_text(status, self._console.encoding)
 
     def _fitting(self, nodes: list[PublicNode], lines_taken: int) -> list[PublicNode]:
-        room = max(3, self._console.height - _OTHER_LINES - lines_taken)
-        if len(nodes) <= room:
+        max_rows = max(3, self._console.height - _OTHER_LINES - lines_taken)
+        if len(nodes) <= max_rows:
             return nodes
         urgency = {"failed": 0, "running": 1, "dispatched": 1, "ready": 2, "cancelled": 3, "completed": 4, "pending": 5}
         places = {node.node_id: place for place, node in enumerate(nodes)}
-        chosen = sorted(nodes, key=lambda node: (urgency.get(node.state, 6), places[node.node_id]))[:room]
+        chosen = sorted(nodes, key=lambda node: (urgency.get(node.state, 6), places[node.node_id]))[:max_rows]
         return sorted(chosen, key=lambda node: places[node.node_id])
 
     def _table(self, detail: JobDetail, nodes: list[PublicNode]) -> Table:

@@ -114,8 +114,10 @@ def process(
 
     Uses the platform running on this machine (`dagmaster up`), or starts one for this job. With --server (or
     DAGMASTER_URL) the files are uploaded to that platform; repeating the command continues an upload that was
-    interrupted. The exit code is 1 if a file is invalid or the job failed; Ctrl-C leaves the job running, with exit
-    code 130.
+    interrupted. The exit code is 1 if a file is invalid or the job failed.
+
+    Ctrl-C ends the command with exit code 130, and the job continues. If the command started the platform, Ctrl-C also
+    stops the platform, and the job continues when `dagmaster up` starts it again.
     """
     from dagmaster.cli.ingestion import follow
     from dagmaster.cli.progress import progress_bar

@@ -82,7 +82,8 @@ def serving(state: State, host: str | None, port: int | None, fd: int | None) ->
 def gateway(state: State, host: str | None, port: int | None, fd: int | None) -> None:
     """Run the gateway, with which partners submit data and poll the status of their submissions.
 
-    It reads views of the database, and forwards all other requests to orchestrators."""
+    It reads submissions, assets and jobs from views of the database, and forwards all other requests to orchestrators.
+    """
     from dagmaster.roles.gateway import serve_gateway
 
     asyncio.run(serve_gateway(_settings_without_database(state, gateway_host=host, gateway_port=port), fd))

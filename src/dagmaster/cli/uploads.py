@@ -23,7 +23,7 @@ def uploads() -> None:
 @uploads.command("put")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--name", metavar="NAME", help="Name of the object, after the id of the platform  [default: name of the file]"
+    "--name", metavar="NAME", help="Name for the object, which is stored as PLATFORM/NAME  [default: name of the file]"
 )
 @platform_option("Platform that the object belongs to  [default: that of the key, or local]")
 @click.option(

@@ -26,15 +26,15 @@ class Blockers:
     def __init__(self, client: JsonClient, job_id: str) -> None:
         self._client = client
         self._job_id = job_id
-        self._asked_at: float | None = None
+        self._requested_at: float | None = None
         self._lines: list[str] = []
 
     def read(self, *, is_quiet: bool) -> list[str]:
         now = time.monotonic()
         if not is_quiet:
             self._lines = []
-        elif self._asked_at is None or now - self._asked_at > _POLL_SECONDS:
-            self._asked_at = now
+        elif self._requested_at is None or now - self._requested_at > _POLL_SECONDS:
+            self._requested_at = now
             try:
                 self._lines = blockers_of(read(WaitingNodes, self._client.waiting(self._job_id)))
             except Unavailable:

@@ -75,9 +75,9 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     """A client of the platform at `server`, or of the one that commands use (DAGMASTER_URL, or `dagmaster up`).
 
     `key` is an API key or an OIDC token; by default DAGMASTER_KEY, or the key that `dagmaster login` has stored for
-    this platform. `maps` is the URL of the map server (PUBLIC_URL), for datasets. A request that changes nothing, or
-    that has an idempotency key, is sent up to `attempts` times while the platform is unavailable. `headers` are sent
-    with each request. Tasks of one event loop may share a client.
+    this platform. `maps` is the URL of the map server (PUBLIC_URL), for datasets. A request that is safe to repeat,
+    such as a GET or a submission with an idempotency key, is sent up to `attempts` times while the platform is
+    unavailable. `headers` are sent with each request. Tasks of one event loop may share a client.
     """
 
     def __init__(

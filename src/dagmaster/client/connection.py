@@ -5,7 +5,7 @@
                         └──▶ no response, or one that is not from the API: Unavailable, with a hint
 
 After a lost connection the URL of the platform is looked up again: a restarted platform may use another port. Requests
-that change nothing on the platform (GET, and those marked as repeatable) are retried with backoff.
+that are safe to repeat (GET, and those marked as repeatable) are retried with backoff.
 """
 
 import asyncio

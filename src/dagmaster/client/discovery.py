@@ -85,7 +85,7 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
         raise Conflict(
             f"the platform running on {folder} uses another database than the one in DATABASE_URL",
             code="platform.other-database",
-            hint="choose one with --server URL, or unset DATABASE_URL",
+            hint="choose a platform with --server URL, or unset DATABASE_URL",
         )
     if platform.api_url is None:
         what = f"the platform running on {folder} serves no API"

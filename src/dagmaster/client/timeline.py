@@ -37,7 +37,11 @@ def stage_times(detail: JobDetail, attempts: Sequence[TimelineEntry]) -> list[St
     for attempt in attempts:
         if (stage := stages.get(attempt.parent_node_id or attempt.node_id)) in by_stage:
             by_stage[stage].append(attempt)
-    return [_times(name, own) for name, own in by_stage.items() if any(each.finished_at for each in own)]
+    return [
+        _times(name, stage_attempts)
+        for name, stage_attempts in by_stage.items()
+        if any(attempt.finished_at for attempt in stage_attempts)
+    ]
 
 
 def _times(name: str, attempts: Sequence[TimelineEntry]) -> StageTimes:

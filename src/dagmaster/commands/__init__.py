@@ -1,10 +1,11 @@
 """Direct commands: an operation on the database that an administrator waits for. No queue, no job.
 
-registry    the decorator, and how a command is run: permission, time limit
+registry    the decorator that registers a command, its context, and the time limit
 metadata    publish and withdraw layer metadata, here and in the external database
 assets      rebuild STAC documents; decide on many versions
-platform    migrate the schema; make processes reload their caches
+platform    migrate the schema; make orchestrators reload their workflows
 
-A command is one function: synchronous for its caller, done in ten seconds, idempotent, with one event in the audit log
-that is written in the transaction of its effect. Operations that need GDAL or more time are workflows.
+A command is one function: synchronous for its caller, done in ten seconds, idempotent. It writes one event into the
+audit log, in the transaction of its effect; if the effect has several transactions (`schema.migrate`,
+`assets.review_many`), after them. Operations that need GDAL or more time are workflows.
 """

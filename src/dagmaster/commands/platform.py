@@ -1,4 +1,4 @@
-"""The installation: migrate its schema, and make all processes reload their caches."""
+"""The installation: migrate its schema, and make all orchestrators reload their workflows."""
 
 import asyncio
 

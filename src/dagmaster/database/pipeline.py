@@ -61,8 +61,8 @@ DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
 Step = Call | TransactionCommand | Break
 
 # The server plans a statement for the present size of its tables, and keeps the plan: one for empty tables reads the
-# whole table for each row of a batch. Autovacuum would end that within a minute. Here plans are discarded whenever
-# four times as much data has been sent as at the last discard.
+# whole table for each row of a batch. Autovacuum would cause a new plan only after up to a minute. Here plans are
+# discarded whenever four times as much data has been sent as at the last discard.
 _FIRST_PLANS_BYTES = 10_000
 _GROWTH = 4
 
@@ -74,13 +74,13 @@ class _Session:
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     row_types: dict[str, Any] = field(default_factory=dict)
     sent_bytes: int = 0
-    plans_last_to: int = _FIRST_PLANS_BYTES
+    discard_plans_at_bytes: int = _FIRST_PLANS_BYTES
 
     def needs_new_plans(self, values: Sequence[Sequence[bytes | None]]) -> bool:
         self.sent_bytes += sum(len(value) for each in values for value in each if value)
-        needs_new_plans = self.sent_bytes > self.plans_last_to
+        needs_new_plans = self.sent_bytes > self.discard_plans_at_bytes
         if needs_new_plans:
-            self.plans_last_to = self.sent_bytes * _GROWTH
+            self.discard_plans_at_bytes = self.sent_bytes * _GROWTH
         return needs_new_plans
 
 
@@ -105,9 +105,9 @@ async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Ro
         if result.status == ExecStatus.FATAL_ERROR:
             raise errors.error_from_result(result)
     sent = [step for step in steps if not isinstance(step, Break)]
-    answers = zip(sent, results, strict=True)
+    pairs = zip(sent, results, strict=True)
     return {
-        step.name: _rows(connection, session, step.name, result) for step, result in answers if isinstance(step, Call)
+        step.name: _rows(connection, session, step.name, result) for step, result in pairs if isinstance(step, Call)
     }
 
 

@@ -141,10 +141,10 @@ class TokenConnection(psycopg.AsyncConnection[Any]):
 
     @classmethod
     async def connect(cls, conninfo: str = "", **options: Any) -> "TokenConnection":
-        login = login_of(conninfo, _text_of(options))
+        login = login_of(conninfo, _libpq_parameters(options))
         if login is None:
             return await super().connect(conninfo, **options)
-        given = conninfo_to_dict(conninfo, **_text_of(options))
+        given = conninfo_to_dict(conninfo, **_libpq_parameters(options))
         parameters = await asyncio.to_thread(login.parameters, given)
         try:
             return await super().connect(conninfo, **{**options, **parameters})
@@ -160,10 +160,10 @@ class TokenBlockingConnection(psycopg.Connection[Any]):
 
     @classmethod
     def connect(cls, conninfo: str = "", **options: Any) -> "TokenBlockingConnection":
-        login = login_of(conninfo, _text_of(options))
+        login = login_of(conninfo, _libpq_parameters(options))
         if login is None:
             return super().connect(conninfo, **options)
-        given = conninfo_to_dict(conninfo, **_text_of(options))
+        given = conninfo_to_dict(conninfo, **_libpq_parameters(options))
         parameters = login.parameters(given)
         try:
             return super().connect(conninfo, **{**options, **parameters})
@@ -184,5 +184,5 @@ def with_password(conninfo: str) -> str:
 _NOT_OF_LIBPQ: Final = frozenset({"autocommit", "prepare_threshold", "context", "row_factory", "cursor_factory"})
 
 
-def _text_of(options: Mapping[str, Any]) -> dict[str, Any]:
+def _libpq_parameters(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _NOT_OF_LIBPQ}

@@ -50,11 +50,13 @@ async def list_assets(
 ) -> Page[GatewayAsset]:
     """`ref.NAME=value` selects assets by their references."""
     _require_preview(caller)
-    own = platform_of(caller)
-    if own is not None and platform_id not in (None, own):
+    own_platform_id = platform_of(caller)
+    if own_platform_id is not None and platform_id not in (None, own_platform_id):
         return Page[GatewayAsset](items=[], next=None)
     refs = {name.removeprefix(_REF): value for name, value in request.query_params.items() if name.startswith(_REF)}
-    rows = await services.reads.assets(own or platform_id, limit=limit + 1, after=moment_and_id(after), refs=refs)
+    rows = await services.reads.assets(
+        own_platform_id or platform_id, limit=limit + 1, after=moment_and_id(after), refs=refs
+    )
     return page_of(rows, limit, lambda asset: joined(asset.created_at.isoformat(), asset.asset_id))
 
 
@@ -75,8 +77,8 @@ async def list_requests(
     services: Services, caller: Reader, asset_id: AssetName, version_ordinal: Ordinal
 ) -> list[PartnerStatus]:
     asset = await _asset(services, caller, asset_id)
-    own = platform_of(caller)
-    return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own, _MAX_REQUESTS)
+    own_platform_id = platform_of(caller)
+    return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own_platform_id, _MAX_REQUESTS)
 
 
 @router.get(
@@ -196,9 +198,10 @@ async def change_asset(
 async def list_layers(services: Services, caller: Reader, after: Cursor = None, limit: Limit = 50) -> Page[LayerInfo]:
     """Ordered by dataset. A partner sees the layers of its own platform."""
     dataset_id, _, layer = (after or "~").rpartition("~")
-    own = platform_of(caller)
-    clearances = readable_clearances(caller) if own is None else frozenset({Clearance.OUO, Clearance.PUBLIC})
-    rows = await services.reads.layers(clearances, own, limit=limit + 1, after=(dataset_id, layer))
+    own_platform_id = platform_of(caller)
+    all_clearances = frozenset({Clearance.OUO, Clearance.PUBLIC})
+    clearances = readable_clearances(caller) if own_platform_id is None else all_clearances
+    rows = await services.reads.layers(clearances, own_platform_id, limit=limit + 1, after=(dataset_id, layer))
     return page_of(rows, limit, lambda row: joined(row.dataset_id, row.layer))
 
 

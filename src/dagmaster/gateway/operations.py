@@ -43,10 +43,10 @@ async def submit(services: Services, request: Request, submission: Annotated[dic
 )
 async def submit_batch(services: Services, request: Request, batch: BatchSubmission) -> BatchResults:
     """One result for each entry: an invalid one does not affect the others."""
-    free = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(AT_ONCE)
 
     async def result_of(submission: object) -> BatchResult:
-        async with free:
+        async with slots:
             return await _result(services, request, submission)
 
     return BatchResults(results=await asyncio.gather(*(result_of(entry) for entry in batch.submissions)))

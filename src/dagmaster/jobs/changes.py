@@ -1,7 +1,7 @@
 """What one transaction writes to one job: rows, counters and events.
 
 The planner fills a `Changes`, and a ledger writes it. Events are numbered after the job's last one, which the ledger
-read under the job's lock. A row appears once in a transaction: several steps are merged into its last state.
+read under the job's lock. A row is written once in a transaction: several transitions are merged into its last state.
 """
 
 from collections.abc import Mapping

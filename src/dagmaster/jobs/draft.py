@@ -149,7 +149,7 @@ class Draft:
         if update.parent_node_id is None:
             self._move(update.node_id, NodeStatus.DISPATCHED, **facts)
         else:
-            self._child(update, NodeStatus.DISPATCHED, **facts)
+            self._move_child(update, NodeStatus.DISPATCHED, **facts)
         self.changes.next_attempts.append(NextAttempt(update.node_id, attempt, retry_count))
         self._dispatched(update.node_id, attempt)
 
@@ -175,7 +175,7 @@ class Draft:
 
     # What workers reported, for nodes of the definition and children alike
 
-    def _child(self, update: _UpdateOfNode, to: NodeStatus, **facts: Any) -> None:
+    def _move_child(self, update: _UpdateOfNode, to: NodeStatus, **facts: Any) -> None:
         """Move a child. Children are not in the view; their fan_out counts them when they end."""
         row = self._rows.get(update.node_id)
         previous = row.status if row else update.status
@@ -189,7 +189,7 @@ class Draft:
         if update.parent_node_id is None:
             self._move(update.node_id, to, **facts)
         else:
-            self._child(update, to, **facts)
+            self._move_child(update, to, **facts)
 
     def started(self, update: Started | _AttemptEnd) -> None:
         """Record once that a node runs, with the time that its worker reported."""
@@ -286,7 +286,7 @@ class Draft:
     def resume_child(self, update: Idle) -> None:
         """Run a child again after its job was resumed; its retries are counted from 0."""
         assert update.parent_node_id is not None
-        self._child(update, NodeStatus.READY)
+        self._move_child(update, NodeStatus.READY)
         self.changes.record(EventType.NODE_READY, node=update.node_id, status=NodeStatus.READY)
         self._next_attempt(update, 0, 0)
         self._countdown(update.parent_node_id).woken += 1
@@ -294,9 +294,9 @@ class Draft:
     def reuse_child(self, update: Idle, child: NewChild, task: NewTask) -> None:
         """Reuse a child of an earlier run in this run, with new params."""
         assert update.parent_node_id is not None
-        self._child(update, NodeStatus.READY)
+        self._move_child(update, NodeStatus.READY)
         self.changes.record(EventType.NODE_READY, node=update.node_id, status=NodeStatus.READY)
-        self._child(
+        self._move_child(
             update,
             NodeStatus.DISPATCHED,
             attempt=task.attempt,
@@ -312,7 +312,7 @@ class Draft:
     def close_child(self, update: Idle, to: NodeStatus, reason: str) -> None:
         """Close a child of an earlier run that this run does not have."""
         assert update.parent_node_id is not None
-        self._child(update, to, reason=reason)
+        self._move_child(update, to, reason=reason)
         type_ = EventType.NODE_SKIPPED if to is NodeStatus.SKIPPED else EventType.NODE_CANCELLED
         self.changes.record(type_, node=update.node_id, status=to, data={"reason": reason})
         self._take_stale_child(update.parent_node_id, expands=0)

@@ -106,17 +106,17 @@ def from_rate(elapsed: float | None, fraction: float | None) -> float | None:
         return None
     if fraction < MIN_FRACTION or fraction > 1 or elapsed < MIN_SECONDS:
         return None
-    return sensible(elapsed * (1 - fraction) / fraction)
+    return plausible(elapsed * (1 - fraction) / fraction)
 
 
 def from_past(elapsed: float, usual: float | None) -> float | None:
     """Seconds left if the node takes as long as usual; None if it already takes longer."""
     if usual is None or elapsed > usual:
         return None
-    return sensible(usual - elapsed)
+    return plausible(usual - elapsed)
 
 
-def sensible(seconds: float | None) -> float | None:
+def plausible(seconds: float | None) -> float | None:
     """The estimate; None if it is negative, infinite or longer than MAX_SECONDS."""
     if seconds is None or not math.isfinite(seconds) or not 0 <= seconds <= MAX_SECONDS:
         return None
@@ -130,7 +130,7 @@ def seconds_until_end(graph: Graph, left: Mapping[str, float | None]) -> dict[st
         own = left.get(node_id)
         before = [ends.get(name) for name in (*graph.all_of[node_id], *graph.any_of[node_id])]
         known = [seconds for seconds in before if seconds is not None]
-        ends[node_id] = None if own is None or len(known) < len(before) else sensible(own + max(known, default=0.0))
+        ends[node_id] = None if own is None or len(known) < len(before) else plausible(own + max(known, default=0.0))
     return ends
 
 

@@ -2,7 +2,7 @@
 
 A resume runs nodes again that failed, were cancelled, or were skipped because of that; completed nodes stay. Failed
 children of a fan_out run again if their results are still needed: no node that reads them has completed without them,
-and either more are missing than tolerated or a node that reads them runs again.
+and either more children failed than are tolerated or a node that reads them runs again.
 
 A retry runs the named nodes and everything downstream of them. A fan_out among them reads its source again, so it may
 have other children than before. Checkpoints are deleted, because the inputs of a node may have changed; a resume uses
@@ -87,7 +87,7 @@ def retry(
 
 
 def _refuse_single_child(view: JobView, fan_out: str, child: str, *, has_completed: bool) -> None:
-    """Refuse to retry one child if more of the others are missing than the fan_out tolerates."""
+    """Refuse to retry one child if more of the others have failed than the fan_out tolerates."""
     node, state = view.graph.workflow.nodes[fan_out], view.nodes[fan_out]
     assert isinstance(node, FanOutNode)
     others = state.unsuccessful_count - (0 if has_completed else 1)

@@ -55,14 +55,14 @@ _STOP_SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": si
 @dataclass(slots=True)
 class Cluster:
     """One data folder and, while started, its server. `fast` is for tests: the server is not durable, and only gateways
-    need a password. With `asks_passwords=False` the server is durable, and only gateways need a password."""
+    need a password. With `requires_passwords=False` the server is durable, and only gateways need a password."""
 
     folder: Path
     socket_folder: Path
     user: pwd.struct_passwd
     fast: bool = False
     start_timeout_seconds: float = 60.0
-    asks_passwords: bool = True
+    requires_passwords: bool = True
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @classmethod
@@ -109,7 +109,7 @@ class Cluster:
 
     @property
     def _is_open(self) -> bool:
-        return self.fast or not self.asks_passwords
+        return self.fast or not self.requires_passwords
 
     @property
     def _passwords(self) -> Path:

@@ -71,8 +71,8 @@ def get(name: str) -> Any:
 
 
 def failure(logger: Any, event: str, error: Exception, **facts: Any) -> None:
-    """Log a failure after which a loop continues. An outage, such as a database that does not answer, is a warning with
-    its text. Any other failure is a bug: an error with its traceback."""
+    """Log a failure after which a loop continues. An outage, such as a database that does not respond, is a warning
+    with its text. Any other failure is a bug: an error with its traceback."""
     if isinstance(error, Unavailable | OSError):
         logger.warning(event, error=str(error) or type(error).__name__, **facts)
     else:

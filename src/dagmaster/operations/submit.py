@@ -48,7 +48,7 @@ def prepare(
     allow_reserved: bool = False,
     milliseconds: Callable[[], int] = _milliseconds,
 ) -> NewJob:
-    """The job that a submission asks for, or an error that names what is wrong with it.
+    """The job that a submission requests, or an error that names what is wrong with it.
 
     `allow_reserved` is for the platform's own submissions, which set the reserved inputs of a workflow.
     """

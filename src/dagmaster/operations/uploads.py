@@ -131,10 +131,10 @@ class UploadOperations:
         self, caller: Caller, *, prefix: str, after: str, limit: int, container: str | None = None
     ) -> Sequence[SourceObject]:
         """Objects of the bronze zone in the order of their names; for a partner, only its own."""
-        own = own_platform(caller)
-        if own is not None and container not in (None, self.storage.containers[Zone.BRONZE]):
+        platform_id = own_platform(caller)
+        if platform_id is not None and container not in (None, self.storage.containers[Zone.BRONZE]):
             return []
-        within = narrower_prefix(prefix, prefix_of(own) if own else "")
+        within = narrower_prefix(prefix, prefix_of(platform_id) if platform_id else "")
         if within is None:
             return []
         objects = await _in_thread(lambda: self.storage.page(within, after, limit, container=container))
@@ -296,11 +296,11 @@ def own_platform(caller: Caller) -> str | None:
     return caller.platform_id if caller.has(Scope.B2B) else None
 
 
-def narrower_prefix(prefix: str, own: str) -> str | None:
+def narrower_prefix(prefix: str, own_prefix: str) -> str | None:
     """The prefix of names that begin with both prefixes; None if no name does."""
-    if prefix.startswith(own):
+    if prefix.startswith(own_prefix):
         return prefix
-    return own if own.startswith(prefix) else None
+    return own_prefix if own_prefix.startswith(prefix) else None
 
 
 def wrong_offset(upload_id: UUID, offset: int) -> Conflict:
@@ -314,10 +314,10 @@ def wrong_offset(upload_id: UUID, offset: int) -> Conflict:
 
 
 def _platform_of(request: UploadRequest, caller: Caller) -> str:
-    own = own_platform(caller)
-    if own is not None and request.platform_id not in (None, own):
+    own_platform_id = own_platform(caller)
+    if own_platform_id is not None and request.platform_id not in (None, own_platform_id):
         raise no_such_platform(str(request.platform_id))
-    return own or request.platform_id or LOCAL
+    return own_platform_id or request.platform_id or LOCAL
 
 
 def _check_range(upload: Upload, position: int, offset: int, length: int | None) -> None:

@@ -32,7 +32,7 @@ from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.orchestrator.step_spans import StepSpans
 from dagmaster.transports.transport import Ticket, Transport
 
-# Statement timeout, lock timeout, deadlock: the statement of one job failed, not the server.
+# Statement timeout, lock timeout, deadlock, serialization failure: the statement of one job failed, not the server.
 STATEMENT_ERRORS = frozenset({"57014", "55P03", "40P01", "40001"})
 # The type of `open_jobs` and `open_reported_jobs` of the ledger.
 OpenJobs = Callable[[UUID, Sequence[Claim], StepScope], AbstractAsyncContextManager[Step]]
@@ -162,8 +162,8 @@ class JobAdvancing(OrchestratorLiveness):
         """One ticket for each queue that gets tasks. If possible, it names the worker that ran the previous task."""
         if not queues:
             return []
-        near = _last_worker(step) if self._is_next_task(plans) else None
-        return [Ticket(queue, near=near) for queue in sorted(queues)]
+        first_worker = _last_worker(step) if self._is_next_task(plans) else None
+        return [Ticket(queue, first_worker=first_worker) for queue in sorted(queues)]
 
     def _is_next_task(self, plans: Mapping[UUID, Plan]) -> bool:
         """Whether the step creates one task only, in the queue of the previous one: the same worker can run it."""

@@ -94,7 +94,7 @@ class AssetUpkeep:
     async def _safely(self, chore: Callable[[], Awaitable[bool]]) -> bool:
         try:
             return await chore()
-        except Exception as error:  # one chore does not end the others
+        except Exception as error:  # a chore that fails does not stop the others
             self.errors += 1
             log.failure(_log, "the upkeep of assets failed; it is tried again later", error, chore=chore.__name__)
             return True
@@ -151,8 +151,8 @@ class AssetUpkeep:
         url = self.settings.review_webhook_url
         if not url:
             return True
-        async with self.store.notifying() as is_ours:
-            if not is_ours:
+        async with self.store.notifying() as has_lock:
+            if not has_lock:
                 return True
             due = await self.store.due_reviews(NOTIFIED_AT_ONCE)
             waiting = [_described(review) for review in due if review.is_waiting]

@@ -35,7 +35,7 @@ from dagmaster.settings import Settings
 AT_ONCE: Final = 16
 PER_RECEIVER: Final = 4
 LEASE_SECONDS: Final = 60.0  # far more than an attempt may take
-TURN_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
+MIN_INTERVAL_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
 IDLE_POLLS: Final = 5  # without pending callbacks, the time between polls is this many times longer
 LAST_SECONDS: Final = 2.0  # for attempts that are under way when the process is stopped
 _log = log.get("callbacks")
@@ -112,12 +112,12 @@ class CallbackSender:
         return self.settings.orchestrator_poll_interval * (1 if are_pending else IDLE_POLLS)
 
     async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(min(TURN_SECONDS, seconds))
+        await asyncio.sleep(min(MIN_INTERVAL_SECONDS, seconds))
         await pause(self._is_run_requested, seconds)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)
-        self.wake()  # there is room for another attempt, and the request may have another event
+        self.wake()  # another attempt may begin, and the request may have another event
 
     async def _deliver_safely(self, callback: ClaimedCallback) -> None:
         try:

@@ -23,7 +23,7 @@ from dagmaster.settings import Settings
 
 AT_ONCE: Final = 50
 IDLE_POLLS: Final = 5  # the time between polls is this many times that of the orchestrator
-TURN_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
+MIN_INTERVAL_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
 _log = log.get("external")
 
 
@@ -81,5 +81,5 @@ class ExternalCopyChore:
             return False
 
     async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(min(TURN_SECONDS, seconds))
+        await asyncio.sleep(min(MIN_INTERVAL_SECONDS, seconds))
         await pause(self._is_run_requested, seconds)

@@ -38,7 +38,7 @@ from dagmaster.transports.transport import Transport
 SWEEP_SECONDS = 0.2  # the shortest time between two sweeps for pending work, however many notifications arrive
 SWEEP_SHARE = 0.05  # sweeps take at most this share of the time, but there is one at every poll
 COUNT_SECONDS = 10.0  # how often an instance without jobs checks in the database whether it owns some
-CHORES_SECONDS = 3600.0
+MAINTENANCE_SECONDS = 3600.0
 FEW_JOBS = 16  # up to this many jobs are opened without asking first which of them have reports
 _log = log.get("orchestrator")
 
@@ -82,7 +82,7 @@ class Orchestrator(JobAdvancing):
         self._next_count = 0.0
         self._next_poll = 0.0
         self._next_scan = 0.0
-        self._next_chores = 0.0
+        self._next_maintenance = 0.0
         self._next_review = 0.0
         self._next_due: float | None = None
         self._overdue: frozenset[UUID] = frozenset()
@@ -210,9 +210,9 @@ class Orchestrator(JobAdvancing):
         self._dirty = (self._dirty | overdue) - released
 
     async def _maintain(self) -> None:
-        if self._now() >= self._next_chores:
+        if self._now() >= self._next_maintenance:
             await self.ledger.maintain()
-            self._next_chores = self._now() + CHORES_SECONDS
+            self._next_maintenance = self._now() + MAINTENANCE_SECONDS
 
     def _is_sweep_due(self) -> bool:
         now = self._now()

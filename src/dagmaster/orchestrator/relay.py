@@ -35,8 +35,9 @@ from dagmaster.observe import log
 from dagmaster.orchestrator.pause import pause
 from dagmaster.transports.servicebus_client import TOO_LARGE, backoff_seconds
 
-WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which claims as many tasks as it has room for
-SMALLEST_WINDOW: Final = 8  # if few workers serve the queue: two ids for each, because some workers receive several
+WINDOW: Final = 64  # ids that are sent at once; each wakes one worker, which claims a task for each of its free slots
+# Few workers need a smaller window: two ids for each of them, because some receive several, but not fewer than this.
+SMALLEST_WINDOW: Final = 8
 COUNT_SECONDS: Final = 10.0  # between two counts of the workers
 ALIVE_SECONDS: Final = 60.0  # without a heartbeat, a worker is not counted
 WINDOW_AFTER_BUSY: Final = 16  # for a queue that was busy: most workers claim its tasks without messages

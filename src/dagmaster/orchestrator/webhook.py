@@ -1,9 +1,9 @@
 """Call a webhook: one POST, connected to exactly the address that was checked.
 
 The host is resolved once. All of its addresses must be public, unless private addresses are allowed; addresses of
-metadata services never are. The connection goes to a checked address, and TLS verifies the certificate for the
-host of the URL. Redirects are not followed, proxies of the environment are not used, and the body of the response is
-discarded.
+metadata services are always refused. The connection goes to a checked address, and TLS verifies the certificate for
+the host of the URL. Redirects are not followed, proxies of the environment are not used, and the body of the response
+is discarded.
 """
 
 import asyncio

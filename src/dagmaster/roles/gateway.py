@@ -1,4 +1,5 @@
-"""The gateway as a process: it reads views, and forwards all other requests. It needs neither GDAL nor write access."""
+"""The gateway as a process: it reads from views of the database, and forwards all other requests. It needs neither
+GDAL nor write access."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""What all roles share: how a process starts, waits for its database, answers probes and stops.
+"""What all roles share: how a process starts, waits for its database, responds to probes and stops.
 
 The first SIGTERM or SIGINT stops a role cleanly. The second makes a worker give its unfinished tasks back instead of
 waiting for its handlers, and ends other roles at once; the third ends a worker too. Ending at once is as safe as a
@@ -94,10 +94,10 @@ async def _compare_schema(dsn: str, name: str) -> None:
     log.get(name).warning(
         "the schema of the database has another version; calls that need the missing parts fail and are retried until "
         "it is migrated",
-        found=deployed and deployed["fingerprint"],
+        deployed_fingerprint=deployed and deployed["fingerprint"],
         deployed_by=deployed and deployed["software_version"],
         deployed_at=deployed and deployed["deployed_at"].isoformat(),
-        needed=needed,
+        needed_fingerprint=needed,
         version=__version__,
         hint="if the database is older than this software, run `dagmaster db migrate`; if it is newer, update this "
         "process. `dagmaster db status` lists the differences",
@@ -193,7 +193,7 @@ async def _require_schema(dsn: str, name: str) -> None:
 
 @contextmanager
 def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Iterator[Probes | None]:
-    """Answer health probes during the block. If another process of this machine has the port, take a free one."""
+    """Respond to health probes during the block. If another process of this machine has the port, take a free one."""
     if not settings.health_enabled:
         yield None
         return

@@ -65,7 +65,7 @@ def worker_topics(settings: Settings, worker_id: UUID) -> Sequence[str]:
 def worker_transport(
     settings: Settings, notifier: Notifier, ledger: PostgresLedger, worker_id: UUID
 ) -> WorkerTransport:
-    """`ledger` is asked which tasks are queued; its calls must be short."""
+    """The transport reads from `ledger` which tasks are queued; these calls must be short."""
     if settings.transport == "postgres":
         transport = PostgresTransport(notifier, settings.worker_queue, str(worker_id))
         return WorkerTransport(transport, settings, _keep_open)

@@ -43,7 +43,7 @@ from dagmaster.serving.readers import GDAL_ENVIRONMENT, ReaderInput, require_til
 from dagmaster.serving.services import MapServices, Services
 from dagmaster.serving.sources import WORLD, SourceKind, TileSource, bounds_of, cog_source
 from dagmaster.serving.stac import Collections
-from dagmaster.serving.tiles import Format, TileSize, answer_head, raster_layer, read_tile, requested_grid
+from dagmaster.serving.tiles import Format, TileSize, handle_head, raster_layer, read_tile, requested_grid
 
 # The limit of items in one tile: each is a file to open.
 MAX_ITEMS = 25
@@ -201,7 +201,7 @@ def router() -> APIRouter:
         json_path = path.replace("/tiles", "").replace("/{z}/{x}/{y}", "/tilejson.json")
         _add_tilejson(router, json_path, suffix, grid_of)
     routes = [route for route in router.routes if isinstance(route, APIRoute)]
-    answer_head(router, [route for route in routes if "GET" in (route.methods or ())])
+    handle_head(router, [route for route in routes if "GET" in (route.methods or ())])
     return router
 
 

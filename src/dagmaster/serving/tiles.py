@@ -1,13 +1,16 @@
 """The routes under `/tiles/{asset_id}`: TiTiler's factories with the dependencies and readers of this package.
 
-    info    info.geojson    preview[.png|…]    point/{lon},{lat}    statistics                            TiTiler's
-    bbox/{minx},{miny},{maxx},{maxy}[/{width}x{height}].{format}    POST feature[.png|…]    POST statistics
-    tiles    tiles/{grid}    WMTSCapabilities.xml
-    tiles/{grid}/{z}/{x}/{y}[.png|.jpg|.webp]    {grid}/tilejson.json    map                              ours
+    routes of TiTiler
+      info    info.geojson    preview[.png|…]    point/{lon},{lat}    statistics
+      bbox/{minx},{miny},{maxx},{maxy}[/{width}x{height}].{format}    POST feature[.png|…]    POST statistics
+      tiles    tiles/{grid}    WMTSCapabilities.xml
+    routes of this package
+      tiles/{grid}/{z}/{x}/{y}[.png|.jpg|.webp]    {grid}/tilejson.json    map
 
-Tiles have our own route because they are requested most: one dependency instead of eighteen, and no mask where none is
-shown. TileJSON is ours because its tile URLs name the revision and it describes the dataset; the map page because
-TiTiler's loads scripts from other servers.
+This package has its own route for tiles, because tiles are requested most: the route has one dependency instead of
+eighteen, and computes no mask for images that show none. It has its own route for TileJSON, because the tile URLs must
+name the revision and the document describes the dataset, and its own map page, because TiTiler's page loads scripts
+from other servers.
 """
 
 import html
@@ -227,10 +230,10 @@ def _serve_only_reads(router: APIRouter) -> None:
     routes = [route for route in router.routes if isinstance(route, APIRoute)]
     reading = [route for route in routes if "GET" in (route.methods or ())]
     router.routes[:] = [*reading, *(route for route in routes if route not in reading and route.path in _POST_PATHS)]
-    answer_head(router, reading)
+    handle_head(router, reading)
 
 
-def answer_head(router: APIRouter, routes: Iterable[APIRoute]) -> None:
+def handle_head(router: APIRouter, routes: Iterable[APIRoute]) -> None:
     """Handle HEAD like GET; the server omits the body.
 
     HEAD has routes of its own, so that each operation is in the OpenAPI document once.

@@ -283,11 +283,11 @@ def _wrong_with_render(render: Json, assets: Json) -> Iterator[str]:
         return
     if not {"rescale", "colormap", "colormap_name", "expression", "color_formula"} & render.keys():
         yield "it needs a rescale or a colormap: map servers do not derive one from statistics"
-    number = len(assets[named[0]].get("bands", [])) or math.inf
-    places = render.get("bidx", [])
-    if not isinstance(places, list) or not all(_is_whole(place, 1) and place <= number for place in places):
+    band_count = len(assets[named[0]].get("bands", [])) or math.inf
+    bands = render.get("bidx", [])
+    if not isinstance(bands, list) or not all(_is_whole(band, 1) and band <= band_count for band in bands):
         yield "bidx must list bands of the asset, counted from 1"
-    yield from _wrong_with_rescale(render.get("rescale"), len(places) if isinstance(places, list) else 0)
+    yield from _wrong_with_rescale(render.get("rescale"), len(bands) if isinstance(bands, list) else 0)
     if "nodata" in render and not (_is_number(render["nodata"]) or render["nodata"] in ("nan", "inf", "-inf")):
         yield "nodata must be a number, or one of nan, inf, -inf"
     if render.get("resampling", "nearest") not in _RESAMPLINGS:

@@ -39,7 +39,7 @@ def renders(cog: Cog) -> Json:
     if band.palette and cog.raster_type not in _MULTIBAND:
         default["colormap"] = {str(value): _hex(colour) for value, colour in palette_in_use(cog, shown[0]).items()}
     else:
-        default["rescale"] = [_range(cog, place) for place in shown]
+        default["rescale"] = [_range(cog, band_number) for band_number in shown]
         if len(shown) == 1 and cog.raster_type in _COLORMAPS:
             default["colormap_name"] = _COLORMAPS[cog.raster_type]
     default["resampling"] = "nearest" if cog.raster_type == "categorical" or band.palette else "bilinear"
@@ -51,20 +51,20 @@ def renders(cog: Cog) -> Json:
 def _shown(cog: Cog) -> list[int]:
     """The bands to show: red, green and blue if known, else the first three of a multiband raster, else the first."""
     numbered = list(enumerate(cog.facts.bands, start=1))[::-1]
-    for places in (
-        {band.color: place for place, band in numbered},
-        {(band.description or "").strip().lower(): place for place, band in numbered},
+    for number_by_name in (
+        {band.color: band_number for band_number, band in numbered},
+        {(band.description or "").strip().lower(): band_number for band_number, band in numbered},
     ):
         for wanted in _NATURAL:
-            if all(name in places for name in wanted):
-                return [places[name] for name in wanted]
-    data = [place for place, band in enumerate(cog.facts.bands, start=1) if band.color != "alpha"] or [1]
+            if all(name in number_by_name for name in wanted):
+                return [number_by_name[name] for name in wanted]
+    data = [band_number for band_number, band in enumerate(cog.facts.bands, start=1) if band.color != "alpha"] or [1]
     return data[:3] if cog.raster_type in _MULTIBAND and len(data) >= 3 else data[:1]
 
 
-def _range(cog: Cog, place: int) -> list[float]:
-    band = cog.facts.bands[place - 1]
-    statistics = cog.statistics[place - 1] if place <= len(cog.statistics) else None
+def _range(cog: Cog, band_number: int) -> list[float]:
+    band = cog.facts.bands[band_number - 1]
+    statistics = cog.statistics[band_number - 1] if band_number <= len(cog.statistics) else None
     # Photographs are not stretched: a separate stretch of each colour would change the hues.
     if cog.raster_type in ("rgb", "rgba") and band.dtype == "uint8":
         return [0, 255]

@@ -64,7 +64,7 @@ class When:
 
     @property
     def is_of_one_day(self) -> bool:
-        """Whether the data are known to be of one day: then its beginning can stand for it where one time is needed."""
+        """Whether the interval is known to be shorter than a day: its start is then used where one time is needed."""
         if self.end is None or self.basis == "publication" or is_sentinel(self.start):
             return False
         return self.end - self.start < timedelta(days=1)

@@ -1,9 +1,9 @@
 """The sources that a job may read: blobs of a zone always; URLs, /vsi paths and local files only if they are allowed.
 
-With URLs, paths and files, a submitter could read whatever the worker can reach, so each is disabled by default. For
-jobs of a partner system `BLOBS_ONLY` applies, whatever the configuration says. GDAL never gets a URL, because it would
-resolve the name of the host itself and follow redirects: the file at a URL is downloaded (`storage/download`), and the
-copy is read.
+With URLs, paths and files, a submitter could read whatever the worker can reach, so each is disabled by default. A
+submission of a platform can name only blobs, whatever the configuration says (`operations/assets/source`). GDAL never
+gets a URL, because it would resolve the name of the host itself and follow redirects: the file at a URL is downloaded
+(`storage/download`), and the copy is read.
 """
 
 import re

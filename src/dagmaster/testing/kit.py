@@ -90,7 +90,7 @@ class Kit:
         self._random = Random(seed)  # noqa: S311 - runs must be repeatable
         self._faults: Faults = {}
         self._exchange, self._broker = MemoryExchange(), Broker()
-        self._actors: list[tuple[Orchestrator | Worker, asyncio.Task[None]]] = []
+        self._instances: list[tuple[Orchestrator | Worker, asyncio.Task[None]]] = []
 
     async def __aenter__(self) -> Self:
         self._loop = virtual_loop()
@@ -104,9 +104,9 @@ class Kit:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_traceback: object) -> None:
-        for actor, _ in self._actors:
-            actor.stop()
-        ends = await asyncio.gather(*(running for _, running in self._actors), return_exceptions=True)
+        for instance, _ in self._instances:
+            instance.stop()
+        ends = await asyncio.gather(*(running for _, running in self._instances), return_exceptions=True)
         if kind is not None:
             return
         for end in ends:
@@ -143,7 +143,7 @@ class Kit:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not (result := holds()):
-                    await self.ledger.change()
+                    await self.ledger.wait_for_change()
                 return result
         except TimeoutError:
             transcripts = "\n\n".join(self.job(job_id).transcript() for job_id in self.database.jobs)
@@ -165,7 +165,7 @@ class Kit:
         """Lose the worker that starts this attempt, with all tasks that it runs; another worker is started."""
         self._faults[node_id, attempt] = None
 
-    # Actors
+    # Orchestrators and workers
 
     def _start_orchestrator(self) -> None:
         settings = self.settings
@@ -201,9 +201,9 @@ class Kit:
         )
         running = self._start(worker)
 
-    def _start(self, actor: Orchestrator | Worker) -> asyncio.Task[None]:
-        running = asyncio.create_task(actor.run())
-        self._actors.append((actor, running))
+    def _start(self, instance: Orchestrator | Worker) -> asyncio.Task[None]:
+        running = asyncio.create_task(instance.run())
+        self._instances.append((instance, running))
         return running
 
     def _lose(self, worker: asyncio.Task[None]) -> None:
@@ -221,7 +221,7 @@ class _Ledger(MemoryLedger):
         super().__init__(database, notifier)
         self._changed = asyncio.Event()
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         await self._changed.wait()
 
     def apply(self, change: Changes) -> set[str]:

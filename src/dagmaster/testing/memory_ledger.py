@@ -348,9 +348,9 @@ class MemoryLedger:
         scope: MessageScope = EVERY_MESSAGE,
     ) -> list[UUID | str]:
         late = self.db.clock() - timedelta(seconds=scope.patience_seconds)
-        mine = [m for m in self.db.messages.values() if m.queue == queue]
-        waiting = sorted((m for m in mine if m.enqueued_at <= late or _is_known(m, scope)), key=lambda m: m.enqueued_at)
-        waiting = waiting[:limit]
+        queued = [m for m in self.db.messages.values() if m.queue == queue]
+        known = [m for m in queued if m.enqueued_at <= late or _is_known(m, scope)]
+        waiting = sorted(known, key=lambda m: m.enqueued_at)[:limit]
         keys = dict(self.db.keys)
         try:
             outcomes = [self._reserved(message, handle(message)) for message in waiting]
@@ -458,9 +458,9 @@ class MemoryLedger:
         self, job_id: UUID, fan_out: str, children: Sequence[NodeState], stale: Collection[str], *, is_reexpanded: bool
     ) -> None:
         state = self.db.nodes[job_id][fan_out]
-        mine = [child for child in children if child.parent_node_id == fan_out]
-        idle = [child for child in mine if child.node_id not in stale]
-        columns: dict[str, Any] = {"stale_count": len(mine) - len(idle) or state.stale_count}
+        own_children = [child for child in children if child.parent_node_id == fan_out]
+        idle = [child for child in own_children if child.node_id not in stale]
+        columns: dict[str, Any] = {"stale_count": len(own_children) - len(idle) or state.stale_count}
         if is_reexpanded:
             counters = ("total", "expanded", "remaining", "failed_count", "cancelled_count", "idle_count")
             columns |= dict.fromkeys(counters)
@@ -525,8 +525,8 @@ class MemoryLedger:
             owner for owner, beat in db.orchestrators.items() if beat > now - timedelta(seconds=orphan_after_seconds)
         }
         active = [job for job in db.jobs.values() if job.status in _ACTIVE]
-        mine = sum(job.owner_id == owner_id for job in active)
-        capacity = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - mine))
+        owned = sum(job.owner_id == owner_id for job in active)
+        capacity = max(0, min(limit, ceil(len(active) / max(1, len(alive))) - owned))
         may_claim_orphans = with_orphans and owner_id in alive
         free = [job for job in active if job.owner_id is None or (may_claim_orphans and job.owner_id not in alive)]
         free = [job for job in free if self._may_route(job, owner_id, alive)]
@@ -629,24 +629,24 @@ class MemoryLedger:
         return {job.job_id for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE}
 
     async def sweep_jobs(self, owner_id: UUID, *, started_after_seconds: float = 0.2) -> PendingWork:
-        mine = self._owned_by(owner_id)
+        owned = self._owned_by(owner_id)
         reported = await self.reported_jobs(owner_id)
         now = self.db.clock()
-        late = {task.job_id for task in self.db.tasks.values() if task.job_id in mine and self._is_late(task, now)}
+        late = {task.job_id for task in self.db.tasks.values() if task.job_id in owned and self._is_late(task, now)}
         waits = [
             (job_id, n.not_before)
-            for job_id in mine
+            for job_id in owned
             for n in self.db.nodes[job_id].values()
             if n.not_before is not None
         ]
         old = now - timedelta(seconds=started_after_seconds)
         started = {
-            t.job_id for job_id in mine for t in self._started_tasks(job_id) if t.started_at and t.started_at < old
+            t.job_id for job_id in owned for t in self._started_tasks(job_id) if t.started_at and t.started_at < old
         }
         coming = [(at - now).total_seconds() for _, at in waits if at > now]
         overdue = late | {job_id for job_id, at in waits if at <= now}
-        overdue |= {job_id for job_id in mine if self._stop_of(job_id)}
-        return PendingWork(reported, tuple(overdue), tuple(started), min(coming, default=None), len(mine))
+        overdue |= {job_id for job_id in owned if self._stop_of(job_id)}
+        return PendingWork(reported, tuple(overdue), tuple(started), min(coming, default=None), len(owned))
 
     def _is_late(self, task: Task, now: datetime) -> bool:
         if task.status is TaskStatus.QUEUED:
@@ -1163,16 +1163,16 @@ class MemoryLedger:
         )
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
-        mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
-        unknown = [job for job in mine if job.job_id not in known]
+        owned = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
+        unknown = [job for job in owned if job.job_id not in known]
         self._release(unknown)
         return len(unknown)
 
     async def retire(self, owner_id: UUID) -> int:
         self.db.orchestrators.pop(owner_id, None)
-        mine = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
-        self._release(mine)
-        return len(mine)
+        owned = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
+        self._release(owned)
+        return len(owned)
 
     async def maintain(self) -> None:
         long_ago = self.db.clock() - timedelta(days=1)

@@ -31,7 +31,7 @@ class Broker:
         tickets = itertools.islice((queue.popleft() for queue in waiting for _ in range(len(queue))), limit)
         return [Delivery(ticket.queue, ticket.task_id, str(next(self._receipts))) for ticket in tickets]
 
-    async def change(self, timeout_seconds: float) -> None:
+    async def wait_for_tickets(self, timeout_seconds: float) -> None:
         """Wait until tickets are put, or the timeout is over."""
         event = asyncio.Event()
         self._waiting[event] = None
@@ -62,7 +62,7 @@ class MemoryTransport:
         deadline = loop.time() + timeout_seconds
         limit = min(limit, self._batch)
         while not (deliveries := self._broker.take(self._queues, limit)) and (left := deadline - loop.time()) > 0:
-            await self._broker.change(left)
+            await self._broker.wait_for_tickets(left)
         self._unsettled |= {d.receipt: Ticket(d.queue, d.task_id) for d in deliveries if d.receipt and d.task_id}
         return deliveries
 

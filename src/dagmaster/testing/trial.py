@@ -64,7 +64,8 @@ class Trial:
 
     @property
     def status(self) -> TaskStatus:
-        """`succeeded`, `failed`, or `returned` if the handler gave its task back when it was asked to stop."""
+        """`succeeded` or `failed`; `cancelled` if the handler stopped because it was cancelled; `returned` if it gave
+        its task back because the worker shuts down."""
         return self.report.status
 
     @property

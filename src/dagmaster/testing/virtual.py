@@ -34,11 +34,11 @@ class _Clock(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.outside: set[object] = set()  # work for the loop that it cannot see, such as processes
+        self.outside_work: set[object] = set()  # work for the loop that it cannot see, such as processes
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if self.outside or len(self.get_map()) > _OWN_DESCRIPTORS:
-            return self._really_wait(timeout)
+        if self.outside_work or len(self.get_map()) > _OWN_DESCRIPTORS:
+            return self._wait_in_real_time(timeout)
         ready = super().select(0)
         if not ready and timeout is None:
             raise DeadlockError("all tasks wait, and no timer or outside event can wake them")
@@ -46,7 +46,7 @@ class _Clock(selectors.DefaultSelector):
             self.now += timeout
         return ready
 
-    def _really_wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+    def _wait_in_real_time(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
         before = time.monotonic()
         ready = super().select(timeout)
         self.now += time.monotonic() - before
@@ -69,16 +69,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def real_time(self) -> Iterator[None]:
         """Within the block no time is skipped: something that the loop cannot see works for it."""
         mark = object()
-        self._clock.outside.add(mark)
+        self._clock.outside_work.add(mark)
         try:
             yield
         finally:
-            self._clock.outside.discard(mark)
+            self._clock.outside_work.discard(mark)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         future = super().run_in_executor(executor, func, *args)
-        self._clock.outside.add(future)
-        future.add_done_callback(self._clock.outside.discard)
+        self._clock.outside_work.add(future)
+        future.add_done_callback(self._clock.outside_work.discard)
         return future
 
     async def shutdown_default_executor(self, *arguments: Any) -> None:
@@ -97,15 +97,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         process_exited = protocol.process_exited
 
         def exited() -> None:
-            self._clock.outside.discard(protocol)
+            self._clock.outside_work.discard(protocol)
             process_exited()
 
         protocol.process_exited = exited
-        self._clock.outside.add(protocol)
+        self._clock.outside_work.add(protocol)
         try:
             return await start(lambda: protocol, *args, **options)
         except BaseException:
-            self._clock.outside.discard(protocol)
+            self._clock.outside_work.discard(protocol)
             raise
 
 

@@ -27,13 +27,13 @@ class PostgresTransport:
 
     def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
         for ticket in tickets:
-            if ticket.near:
+            if ticket.first_worker:
                 self._stand_by(ticket)
-        return sorted({tasks_topic(ticket.queue, ticket.near) for ticket in tickets})
+        return sorted({tasks_topic(ticket.queue, ticket.first_worker) for ticket in tickets})
 
     def _stand_by(self, ticket: Ticket) -> None:
-        """Notify the other workers later. If `near` names the same worker again, it has finished the previous task, so
-        the others need no notification of that task."""
+        """Notify the other workers later. If `first_worker` is the same again, this worker has finished the previous
+        task, so the others need no notification of that task."""
         if timer := self._standing_by.pop(ticket, None):
             timer.cancel()
         loop = asyncio.get_running_loop()
@@ -61,5 +61,5 @@ class PostgresTransport:
 
 def topics_of(queues: Sequence[str], worker_id: str | None = None) -> dict[str, str]:
     """The topics that a worker listens to, each with its queue."""
-    near = {tasks_topic(queue, worker_id): queue for queue in queues} if worker_id else {}
-    return near | {tasks_topic(queue): queue for queue in queues}
+    own = {tasks_topic(queue, worker_id): queue for queue in queues} if worker_id else {}
+    return own | {tasks_topic(queue): queue for queue in queues}

@@ -16,7 +16,7 @@ MAX_AT_ONCE = 100
 class Ticket:
     queue: str
     task_id: str | None = None  # None: the queue as a whole
-    near: str | None = None  # the worker that is notified first; the others follow a little later
+    first_worker: str | None = None  # the worker that is notified first; the others follow a little later
 
 
 @dataclass(frozen=True, slots=True)

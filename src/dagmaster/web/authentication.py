@@ -336,7 +336,7 @@ def routes_of(routes: Iterable[BaseRoute]) -> Iterator[Any]:
 
 
 def permission_of(route: Any) -> Permission | None:
-    """The permission that a route declares. Plain routes of Starlette have it as attribute of their endpoint."""
+    """The permission that a route declares. Plain routes of Starlette have it as an attribute of their endpoint."""
     dependant: Dependant | None = getattr(route, "dependant", None)
     if dependant is not None:
         declared = [part.call.permission for part in _dependants_of(dependant) if isinstance(part.call, Needs)]

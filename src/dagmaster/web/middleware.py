@@ -6,7 +6,7 @@ loopback only. Web pages of other sites in a browser on this machine can still s
 the check of the `Host` header refuses, or directly, which the check of `Origin` and `Sec-Fetch-Site` refuses. With
 authentication a request has no more rights than the credentials that its sender knows, so neither is checked.
 
-A server extends the middleware by overriding `refusal`, `enter` and `mark`.
+A server extends the middleware by overriding methods such as `refusal`, `enter`, `mark` and `needs_caller`.
 """
 
 import re
@@ -76,7 +76,7 @@ class RequestMiddleware:
             if traces.is_on() and self._is_traced(scope["path"]):
                 await self._traced(scope, receive, headers, exchange)
             else:
-                await self._answer(scope, receive, headers, exchange)
+                await self._handle(scope, receive, headers, exchange)
         finally:
             self._metrics.end(scope["method"], exchange.status, exchange.seconds, route_of(scope))
 
@@ -89,13 +89,13 @@ class RequestMiddleware:
         parent = traces.valid_traceparent(headers.get(traces.HEADER))
         facts = {"http.request.method": scope["method"], "request_id": exchange.request_id}
         with traces.span(scope["method"], parent=parent, kind="server", **facts) as span:
-            await self._answer(scope, receive, headers, exchange)
+            await self._handle(scope, receive, headers, exchange)
             span.set(**{"http.route": route_of(scope)})
             span.set(**{"http.response.status_code": int(exchange.status)})
             if exchange.status >= 500:
                 span.fail(str(exchange.status))
 
-    async def _answer(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
+    async def _handle(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
         try:
             refusal = self.refusal(scope, headers) or await self._authenticate(scope, headers)
             if refusal is not None:

@@ -200,7 +200,7 @@ class IssuerKeys:
         if jwk is None and kid is None and len(self._jwks) == 1:
             (jwk,) = self._jwks.values()
         if jwk is None and not self._is_reachable:
-            raise _unavailable("it did not respond a moment ago")
+            raise _unavailable("the last request for them failed")
         if jwk is None:
             raise _invalid("the issuer has no such key")
         return _key_of(jwk, str(header["alg"]))
@@ -217,7 +217,7 @@ class IssuerKeys:
             if not self._needs_keys() and (kid in self._jwks or not self._may_fetch()):
                 return
             if not self._may_fetch():
-                raise _unavailable("it did not respond a moment ago")
+                raise _unavailable("the last request for them failed")
             await self._fetch()
 
     def _refresh_in_background(self) -> None:

@@ -56,14 +56,14 @@ def serve(descriptor: int) -> None:
     channel.send({"kind": "ready", "pid": own_pid})
     while True:
         task = inbox.next_task()
-        answer = _run_task(task, inbox, loaded)
+        result = _run_task(task, inbox, loaded)
         if os.getpid() != own_pid:
             os._exit(0)  # a process that the handler forked; only the original process sends the result
         inbox.flush_reports()
         # A thread that the handler left running would continue during the next task.
         is_reusable = process_state.restore() and threading.active_count() <= OWN_THREADS
-        attached = answer.pop("attached", b"")
-        channel.send({**answer, "task": task["task_id"], "is_reusable": is_reusable}, attached)
+        attached = result.pop("attached", b"")
+        channel.send({**result, "task": task["task_id"], "is_reusable": is_reusable}, attached)
 
 
 class Inbox:
@@ -75,18 +75,18 @@ class Inbox:
         self.shutting_down = False
         self.throttle: ReportThrottle | None = None  # of the running task
         self._tasks: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._answers: dict[int, queue.SimpleQueue[Frame]] = {}
+        self._responses: dict[int, queue.SimpleQueue[Frame]] = {}
         self._numbers = itertools.count(1)
 
     def next_task(self) -> Frame:
         return self._tasks.get()
 
     def request(self, task_id: str, verb: str, **details: Any) -> Any:
-        """Send a request of the handler to the worker and wait for its answer."""
+        """Send a request of the handler to the worker and wait for the response."""
         number = next(self._numbers)
-        answer = self._answers[number] = queue.SimpleQueue()
-        self.channel.send({"kind": "ask", "id": number, "task": task_id, "verb": verb, **details})
-        frame = answer.get()
+        response = self._responses[number] = queue.SimpleQueue()
+        self.channel.send({"kind": "request", "id": number, "task": task_id, "verb": verb, **details})
+        frame = response.get()
         if error := frame.get("error"):
             raise _REFUSALS.get(frame["type"], Unavailable)(error, code=frame["code"])
         return frame["value"]
@@ -111,8 +111,8 @@ class Inbox:
             case "run":
                 self.cancelled = self.shutting_down = False
                 self._tasks.put(frame)
-            case "answer":
-                self._answers.pop(frame["id"]).put(frame)
+            case "response":
+                self._responses.pop(frame["id"]).put(frame)
             case "cancel":
                 self.cancelled = True
             case "shutdown":
@@ -190,8 +190,8 @@ def _run_task(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:
     """Run one task and measure its resources."""
     usage = Usage()
     _limit_memory(task["memory_mb"])
-    answer = _call(ChildContext(inbox, task), task, loaded)
-    return {**answer, "metrics": usage.metrics() | answer.get("metrics", {})}
+    result = _call(ChildContext(inbox, task), task, loaded)
+    return {**result, "metrics": usage.metrics() | result.get("metrics", {})}
 
 
 def _call(context: ChildContext, task: Frame, loaded: "LoadedHandlers") -> Frame:

@@ -128,8 +128,8 @@ class ChildRun:
                     self._context.show_progress(frame["progress"])
                 case "log":
                     self._context.log(frame["level"], frame["event"], frame["facts"])
-                case "ask":
-                    self._child.write({"kind": "answer", "id": frame["id"], **await self._answer(frame)})
+                case "request":
+                    self._child.write({"kind": "response", "id": frame["id"], **await self._respond(frame)})
                 case "done" | "failed" | "returned":
                     return self._outcome(frame, size)
                 case unknown:
@@ -138,11 +138,11 @@ class ChildRun:
     def _refuse(self, frame: Frame) -> None:
         """Refuse a frame of an earlier task. A part of that task still runs, so this child gets no further task."""
         self._has_foreign_frames = True
-        if frame["kind"] == "ask":
+        if frame["kind"] == "request":
             refusal = {"error": "this task has ended", "code": "worker.task-over", "type": "Fenced"}
-            self._child.write({"kind": "answer", "id": frame["id"], **refusal})
+            self._child.write({"kind": "response", "id": frame["id"], **refusal})
 
-    async def _answer(self, frame: Frame) -> Frame:
+    async def _respond(self, frame: Frame) -> Frame:
         try:
             return {"value": await self._carry_out(frame)}
         except DagmasterError as error:

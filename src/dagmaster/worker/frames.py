@@ -1,8 +1,8 @@
 """The protocol between a worker and its child processes: length-prefixed JSON frames over a socket pair. A large output
 follows its frame as raw bytes (`attached` is their number), so that the worker can forward it without parsing it.
 
-worker → child    start, run, answer, flush, cancel, shutdown
-child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results | database), done, failed,
+worker → child    start, run, response, flush, cancel, shutdown
+child → worker    ready, progress, log, request (save_checkpoint | load_checkpoints | results | database), done, failed,
                   returned
 """
 

@@ -40,8 +40,8 @@ _ENVIRONMENT_ERRNOS = frozenset(
 
 
 class Outcome(NamedTuple):
-    """`status` is succeeded, failed, or returned (stopped early on request). An output that is too large for a report
-    is kept as JSON (`encoded`) until it is stored, then as a reference."""
+    """`status` is succeeded, failed, returned (stopped early) or cancelled (stopped because the task was cancelled). An
+    output that is too large for a report is kept as JSON (`encoded`) until it is stored, then as a reference."""
 
     status: TaskStatus
     output: Any = None

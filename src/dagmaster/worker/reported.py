@@ -24,8 +24,8 @@ def text(value: object, limit: int, *, keep_end: bool = False) -> str:
     """The text of a value, without secrets, valid for jsonb and no longer than the limit."""
     whole = value if type(value) is str else text_of(value)
     # Redact before the final cut: a cut through a secret would hide the rest of it from the pattern.
-    near = whole[-limit - MAX_SECRET_LENGTH :] if keep_end else whole[: limit + MAX_SECRET_LENGTH]
-    clean = redact(near).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+    excerpt = whole[-limit - MAX_SECRET_LENGTH :] if keep_end else whole[: limit + MAX_SECRET_LENGTH]
+    clean = redact(excerpt).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     if len(clean) <= limit:
         return clean
     return f"…{clean[1 - limit :]}" if keep_end else f"{clean[: limit - 1]}…"
@@ -55,7 +55,8 @@ def progress(fraction: object, message: object, counts: Mapping[str, object]) ->
 
 
 def log_facts(facts: Mapping[str, object]) -> dict[str, Any]:
-    """The facts of a log line: numbers and truth values as they are, everything else as text of limited length."""
+    """The facts of a log line: integers of 64 bits, booleans and None as they are, everything else as text of limited
+    length."""
     return {
         text(name, MAX_NAME): value
         if value is None or (isinstance(value, bool | int) and abs(value) < _MAX_INTEGER)
@@ -65,7 +66,8 @@ def log_facts(facts: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _count(value: object) -> Any:
-    """A number or a truth value as it is; NaN and infinity become null, everything else becomes text."""
+    """A number or a boolean as it is; NaN and infinity become null, everything else becomes text, also an integer of
+    more than 64 bits."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

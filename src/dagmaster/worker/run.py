@@ -55,7 +55,7 @@ class Runner:
     async def _run(self, task: TaskMessage, context: TaskContext) -> tuple[Report, int]:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        outcome = _settle(await self._classified(task, context), context)
+        outcome = _final_outcome(await self._classified(task, context), context)
         metrics = {"seconds": round(loop.time() - started, 6)}
         if outcome.metrics:
             metrics |= outcome.metrics
@@ -143,7 +143,7 @@ def _was_cancelled_by_worker() -> bool:
     return current is not None and current.cancelling() > 0
 
 
-def _settle(outcome: Outcome, context: TaskContext) -> Outcome:
+def _final_outcome(outcome: Outcome, context: TaskContext) -> Outcome:
     if outcome.status is TaskStatus.RETURNED and not (context.cancelled or context.shutting_down):
         # Otherwise a handler could return its task forever without using up a retry.
         return failed(

@@ -28,7 +28,7 @@ class ReportThrottle:
         self._progress_at = 0.0  # when progress may be sent again
         self._held: deque[bytes] = deque(maxlen=LINES_A_SECOND)
         self._dropped = 0
-        self._room = LINES_A_SECOND
+        self._lines_left = LINES_A_SECOND  # lines that may still be sent in this second
         self._second_ends = 0.0
 
     def progress(self, fraction: float | None, message: str | None, counts: dict[str, int]) -> None:
@@ -58,10 +58,10 @@ class ReportThrottle:
         now = time.monotonic()
         if now >= self._second_ends:
             self._second_ends = now + 1.0
-            self._room = LINES_A_SECOND
+            self._lines_left = LINES_A_SECOND
             self._send_held()
-        if self._room:
-            self._room -= 1
+        if self._lines_left:
+            self._lines_left -= 1
             self._channel.send_packed(line)
         else:
             self._dropped += len(self._held) == LINES_A_SECOND

@@ -5,11 +5,11 @@ loop is still in the same callback. It counts samples, not time: a process that 
 suspended machine) does not count as hung, because the thread slept as well. Samples that were missed while the loop
 used the CPU count too. There are three reactions, at fractions of the patience, which is the length of a lease:
 
-    a half           A signal raises Blocked in the callback that hangs: the task fails and the worker continues. This
+    0.5              A signal raises Blocked in the callback that hangs: the task fails and the worker continues. This
                      ends any wait in Python or in a system call made by Python: sleep, recv, a lock, a regex.
-    soon after       A C call does not react to signals. The thread, with its own connection, reports the task as failed
+    0.6              A C call does not react to signals. The thread, with its own connection, reports the task as failed
                      and returns all other tasks before their leases expire. Then the process ends.
-    all of it        The callback belongs to no handler, or the tasks could not be returned: the process ends.
+    1.0              The callback belongs to no handler, or the tasks could not be returned: the process ends.
 
 Callbacks that a handler left in the loop count as the handler's, even after it has ended.
 

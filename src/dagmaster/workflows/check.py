@@ -220,25 +220,26 @@ def _empty_dependencies(case: Case) -> Iterator[WorkflowProblem]:
 def _cycles(case: Case) -> Iterator[WorkflowProblem]:
     """Includes edges that a depends_on overrides: such a cycle is a mistake too."""
     nodes = case.workflow.nodes
-    leads = {
+    successors = {
         node_id: tuple(dict.fromkeys([*(t for t in graph.targets(nodes[node_id]) if t in nodes), *followers]))
         for node_id, followers in graph.inverse(case.edges).items()
     }
-    suspects = set(leads) - set(graph.topological(graph.inverse(leads))) - set(graph.topological(leads))
-    while suspects:
-        first = min(suspects)
-        if cycle := _shortest_cycle(first, leads, suspects):
+    acyclic = {*graph.topological(graph.inverse(successors)), *graph.topological(successors)}
+    candidates = set(successors) - acyclic
+    while candidates:
+        first = min(candidates)
+        if cycle := _shortest_cycle(first, successors, candidates):
             yield case.problem(f"a cycle: {' → '.join(cycle)}; remove one of these edges", "nodes", first, key=True)
-            around = _reach(first, leads) & _reach(first, graph.inverse(leads))
-            suspects -= around
-        suspects.discard(first)
+            cycle_nodes = _reach(first, successors) & _reach(first, graph.inverse(successors))
+            candidates -= cycle_nodes
+        candidates.discard(first)
 
 
-def _shortest_cycle(first: str, leads: graph.Edges, among: Collection[str]) -> list[str]:
+def _shortest_cycle(first: str, successors: graph.Edges, among: Collection[str]) -> list[str]:
     predecessors: dict[str, str] = {}
     pending = [first]
     for node_id in pending:
-        for target in leads[node_id]:
+        for target in successors[node_id]:
             if target == first:
                 path = [first, node_id] if node_id != first else [first]
                 while path[-1] != first:
@@ -250,11 +251,11 @@ def _shortest_cycle(first: str, leads: graph.Edges, among: Collection[str]) -> l
     return []
 
 
-def _reach(first: str, leads: graph.Edges) -> set[str]:
+def _reach(first: str, edges: graph.Edges) -> set[str]:
     reached = {first}
     pending = [first]
     while pending:
-        new = [node_id for node_id in leads[pending.pop()] if node_id not in reached]
+        new = [node_id for node_id in edges[pending.pop()] if node_id not in reached]
         reached.update(new)
         pending += new
     return reached
@@ -356,14 +357,14 @@ def _fan_outs(case: Case) -> Iterator[WorkflowProblem]:
 def _results_of(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.well_formed(FanOutNode):
         if node.results_of in case.workflow.nodes:
-            yield from _is_fan_out_before(case, node_id, "results_of", str(node.results_of))
+            yield from _check_upstream_fan_out(case, node_id, "results_of", str(node.results_of))
 
 
 def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
     for node_id, node in case.well_formed(FanInNode):
         if node.fan_out:
             if node.fan_out in case.workflow.nodes:
-                yield from _is_fan_out_before(case, node_id, "fan_out", node.fan_out)
+                yield from _check_upstream_fan_out(case, node_id, "fan_out", node.fan_out)
             continue
         fan_outs = graph.fan_outs_of(case.workflow, node_id, case.waits)
         if not fan_outs:
@@ -376,7 +377,7 @@ def _fan_ins(case: Case) -> Iterator[WorkflowProblem]:
             yield case.problem(message, "nodes", node_id, key=True)
 
 
-def _is_fan_out_before(case: Case, node_id: str, field: str, name: str) -> Iterator[WorkflowProblem]:
+def _check_upstream_fan_out(case: Case, node_id: str, field: str, name: str) -> Iterator[WorkflowProblem]:
     if not isinstance(case.workflow.nodes[name], FanOutNode):
         yield case.problem(f"`{field}` names '{name}', which is not a fan_out", "nodes", node_id, field)
     elif node_id in case.upstream and name not in case.upstream[node_id]:

@@ -113,7 +113,7 @@ def _syntax(error: yaml.MarkedYAMLError, source: str) -> WorkflowProblem:
 class _Open:
     """A mapping or sequence under construction. In a mapping, `key` is set while its value is awaited."""
 
-    into: dict[str, Any] | list[Any]
+    container: dict[str, Any] | list[Any]
     path: Path
     key: str | None = None
     skipping: bool = False
@@ -137,13 +137,13 @@ class _Builder:
             case yaml.AliasEvent():
                 self._alias(event)
             case yaml.ScalarEvent():
-                self._decorations(event)
+                self._check_node_properties(event)
                 self._scalar(event)
             case yaml.MappingStartEvent():
-                self._decorations(event)
+                self._check_node_properties(event)
                 self._open(event, {})
             case yaml.SequenceStartEvent():
-                self._decorations(event)
+                self._check_node_properties(event)
                 self._open(event, [])
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
                 self.stack.pop()
@@ -169,18 +169,18 @@ class _Builder:
             raise Unreadable(*self.problems)
         self._place_value(event, None)
 
-    def _decorations(self, event: Any) -> None:
+    def _check_node_properties(self, event: Any) -> None:
         if event.anchor:
             self._problem(event, f"anchors are not allowed (&{event.anchor}); write the value where it is needed")
         if event.tag and event.tag != "!":
             self._problem(event, f"tags are not allowed ({event.tag})")
 
-    def _open(self, event: Any, into: dict[str, Any] | list[Any]) -> None:
+    def _open(self, event: Any, container: dict[str, Any] | list[Any]) -> None:
         if self._awaits_key():
             raise Unreadable(*self.problems, _problem_at(event, "a key must be a plain text, not a list or a mapping"))
         if len(self.stack) >= self.bounds.max_depth:
             raise Unreadable(*self.problems, _problem_at(event, f"nested deeper than {self.bounds.max_depth} levels"))
-        self.stack.append(_Open(into, self._place_value(event, into)))
+        self.stack.append(_Open(container, self._place_value(event, container)))
 
     def _scalar(self, event: Any) -> None:
         if _FORBIDDEN.search(event.value):
@@ -192,14 +192,14 @@ class _Builder:
         self.document.texts[path] = event.value
 
     def _awaits_key(self) -> bool:
-        return bool(self.stack) and isinstance(self.stack[-1].into, dict) and self.stack[-1].key is None
+        return bool(self.stack) and isinstance(self.stack[-1].container, dict) and self.stack[-1].key is None
 
     def _key(self, event: Any) -> None:
         self._count(event)
         top, key = self.stack[-1], event.value
         top.key = key
         # The first one is used, and the problem names both.
-        top.skipping = key in top.into
+        top.skipping = key in top.container
         if top.skipping:
             line, _ = self.document.keys[(*top.path, key)]
             self._problem(event, f"'{key}' is written twice; it is already in line {line}")
@@ -216,21 +216,21 @@ class _Builder:
             self.document.value.append(value)
             path: Path = ()
         else:
-            path = self._into(self.stack[-1], value)
+            path = self._add_value(self.stack[-1], value)
         self.document.places.setdefault(path, _place(event))
         return path
 
     @staticmethod
-    def _into(top: _Open, value: Any) -> Path:
-        if isinstance(top.into, list):
-            top.into.append(value)
-            return (*top.path, len(top.into) - 1)
+    def _add_value(top: _Open, value: Any) -> Path:
+        if isinstance(top.container, list):
+            top.container.append(value)
+            return (*top.path, len(top.container) - 1)
         assert top.key is not None
         key, top.key = top.key, None
         if top.skipping:
             # Under a separate path, so that the places of the first one are kept.
             return (*top.path, key, "(again)")
-        top.into[key] = value
+        top.container[key] = value
         return (*top.path, key)
 
     def _scalar_value(self, event: Any) -> Any:

@@ -60,10 +60,10 @@ def _arrow(line: str, graph: Graph, source: str, target: str) -> str:
     node = graph.workflow.nodes[source]
     if not isinstance(node, ConditionalNode) or target not in targets(node):
         return line
-    return f"{line}|{_quoted(' / '.join(_ways(node, target)))}|"
+    return f"{line}|{_quoted(' / '.join(_branch_names(node, target)))}|"
 
 
-def _ways(node: ConditionalNode, target: str) -> Iterator[str]:
+def _branch_names(node: ConditionalNode, target: str) -> Iterator[str]:
     if target in node.on_true:
         yield "true"
     if target in node.on_false:

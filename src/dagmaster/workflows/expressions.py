@@ -22,10 +22,10 @@ from dagmaster.workflows.meter import Meter, OutOfTime, charge, metered
 from dagmaster.workflows.nearest import did_you_mean
 from dagmaster.workflows.sandbox import (
     COMPARE,
-    DEMAND,
     FILTERS,
     MISSING,
-    PART,
+    REQUIRE_DEFINED,
+    SLICE,
     TESTS,
     Environment,
     Refused,
@@ -129,7 +129,7 @@ class Path:
             raise TemplateFailed(f"`{self.text}` is undefined", expression=self.text)
         return value
 
-    def slot(self, names: _Names) -> Any:
+    def value_or_undefined(self, names: _Names) -> Any:
         value = self.find(names)
         return StrictUndefined(hint=f"`{self.text}` is undefined") if value is MISSING else value
 
@@ -367,18 +367,18 @@ def _expression(tree: nodes.Expr, text: str) -> _TemplatePart:
     body = nodes.Template([nodes.Assign(nodes.Name("result", "store"), rewritten, lineno=1)], lineno=1)
     body.set_environment(_ENVIRONMENT)
     template = _ENVIRONMENT.from_string(body)
-    slots = tuple((name, path.slot) for path, name in rewriter.slots.items())
+    variables = tuple((name, path.value_or_undefined) for path, name in rewriter.variables.items())
 
     def evaluate(names: _Names) -> Any:
         with _rendering(text):
             charge(_UNITS_OF_TEMPLATE)
-            context = template.new_context({name: find(names) for name, find in slots})
+            context = template.new_context({name: find(names) for name, find in variables})
             for _ in template.root_render_func(context):
                 pass
             value = context.vars["result"]
             return str(value) if isinstance(value, Undefined) else value
 
-    return _TemplatePart(evaluate, tuple(rewriter.slots))
+    return _TemplatePart(evaluate, tuple(rewriter.variables))
 
 
 def _path_of(node: nodes.Node) -> Path | None:
@@ -415,7 +415,7 @@ class _Rewriter(NodeTransformer):
     """Checks that a tree contains only allowed nodes, and replaces each path by a name."""
 
     def __init__(self) -> None:
-        self.slots: dict[Path, str] = {}
+        self.variables: dict[Path, str] = {}
         self.parts = self.depth = self.filters = 0
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
@@ -423,12 +423,12 @@ class _Rewriter(NodeTransformer):
         if self.parts > MAX_PARTS or self.depth > MAX_DEPTH or self.filters > MAX_FILTERS:
             raise TemplateInvalid("the expression is too complex", hint="move the work into a handler")
         path = _path_of(node)
-        result = self._slot(path) if path else super().visit(node, *args, **kwargs)
+        result = self._variable(path) if path else super().visit(node, *args, **kwargs)
         self.depth -= 1
         return result
 
-    def _slot(self, path: Path) -> nodes.Name:
-        return nodes.Name(self.slots.setdefault(path, f"s{len(self.slots)}"), "load")
+    def _variable(self, path: Path) -> nodes.Name:
+        return nodes.Name(self.variables.setdefault(path, f"s{len(self.variables)}"), "load")
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
         if not isinstance(node, _ALLOWED):
@@ -477,7 +477,7 @@ class _Rewriter(NodeTransformer):
             return self.generic_visit(node)
         bounds = (node.arg.start, node.arg.stop, node.arg.step)
         ends = [nodes.Const(None) if bound is None else self.visit(bound) for bound in bounds]
-        return nodes.Filter(self.visit(node.node), PART, ends, [], None, None)
+        return nodes.Filter(self.visit(node.node), SLICE, ends, [], None, None)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
         """`a ~ b` is `[a, b] | join`, whose size is bounded."""
@@ -489,12 +489,12 @@ class _Rewriter(NodeTransformer):
         return self.visit_List(nodes.List(node.items))
 
     def visit_List(self, node: nodes.List) -> nodes.Node:  # noqa: N802
-        return nodes.List([_demanded(self.visit(item)) for item in node.items])
+        return nodes.List([_required(self.visit(item)) for item in node.items])
 
     def visit_Dict(self, node: nodes.Dict) -> nodes.Node:  # noqa: N802
         if not all(isinstance(pair.key, nodes.Const) and isinstance(pair.key.value, str) for pair in node.items):
             raise TemplateInvalid("the keys of an object must be texts in quotes")
-        return nodes.Dict([nodes.Pair(pair.key, _demanded(self.visit(pair.value))) for pair in node.items])
+        return nodes.Dict([nodes.Pair(pair.key, _required(self.visit(pair.value))) for pair in node.items])
 
 
 _ALLOWED = (
@@ -503,8 +503,8 @@ _ALLOWED = (
 )
 
 
-def _demanded(node: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, DEMAND, [], [], None, None)
+def _required(node: nodes.Expr) -> nodes.Filter:
+    return nodes.Filter(node, REQUIRE_DEFINED, [], [], None, None)
 
 
 def _check_arguments(node: nodes.Filter | nodes.Test, function: Callable[..., Any]) -> None:

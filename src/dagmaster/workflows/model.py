@@ -104,8 +104,8 @@ class DependsOn(_Part):
 
 
 class Work(_Part):
-    """What a worker runs: a handler with its params and limits. None means the value that the handler is registered
-    with, or else the default."""
+    """What a worker runs: a handler with its params and limits. Without a queue or a timeout, those that the handler is
+    registered with are used, or else the defaults. Without `queue_timeout_seconds`, a task may wait for any time."""
 
     handler: str
     queue: str | None = None

@@ -151,12 +151,12 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 def _kind(value: Any) -> str:
     if isinstance(value, Undefined):
-        _demand(value)
+        _require_defined(value)
     kinds = {dict: "an object", list: "an array", tuple: "an array", str: "a text", bool: "a boolean"}
     return "null" if value is None else kinds.get(type(value), "a number")
 
 
-def _demand(value: Any) -> Any:
+def _require_defined(value: Any) -> Any:
     """The value; an undefined one raises an error that names what is missing."""
     return str(value) if isinstance(value, Undefined) else value
 
@@ -170,7 +170,7 @@ def _strict(function: Filter) -> Filter:
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for value in (*args, *kwargs.values()):
-            _demand(value)
+            _require_defined(value)
         return function(*args, **kwargs)
 
     return checked
@@ -223,11 +223,11 @@ def _replace(value: Any, old: str, new: str) -> str:
 
 
 def _join(value: Any, separator: Any = "", *, attribute: str | int | None = None) -> str:
-    between, parts, room = text_of(separator), [], MAX_TEXT_BYTES
+    between, parts, bytes_left = text_of(separator), [], MAX_TEXT_BYTES
     for item in map(_key(attribute), _items(value)):
-        parts.append(text_of(_demand(item)))
-        room -= len(parts[-1]) + len(between)
-        if room + len(between) < 0:
+        parts.append(text_of(_require_defined(item)))
+        bytes_left -= len(parts[-1]) + len(between)
+        if bytes_left + len(between) < 0:
             raise Refused(f"the joined text is too long; at most {MAX_TEXT_BYTES:,} bytes are allowed")
     return bounded_text(between.join(parts))
 
@@ -392,7 +392,7 @@ FILTERS: Mapping[str, Filter] = {
 }
 
 # Applied to every item of a literal list or object: an undefined item must fail there, not when it is stored.
-DEMAND = "demand"
+REQUIRE_DEFINED = "require_defined"
 
 _PLAIN_TESTS = (
     *("!=", "<", "<=", "==", ">", ">=", "eq", "ne", "lt", "le", "gt", "ge", "equalto", "lessthan", "greaterthan"),
@@ -403,7 +403,7 @@ _PLAIN_TESTS = (
 
 def _divisible(value: Any, by: Any) -> bool:
     # Jinja2's own tests use %, which formats when the left side is a text.
-    if not (_is_number(_demand(value)) and _is_number(_demand(by))):
+    if not (_is_number(_require_defined(value)) and _is_number(_require_defined(by))):
         raise Refused(f"only numbers are divisible, not {_kind(value)}")
     return bool(value % by == 0)
 
@@ -442,10 +442,10 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "notin": lambda item, container: item not in container,
 }
 
-PART = "part"  # what `value[start:stop:step]` becomes, so that the copy is charged
+SLICE = "slice"  # what `value[start:stop:step]` becomes, so that the copy is charged
 
 
-def _part(value: Any, start: Any, stop: Any, step: Any) -> Any:
+def _slice(value: Any, start: Any, stop: Any, step: Any) -> Any:
     if not isinstance(value, list | tuple | str):
         raise Refused(f"only arrays and texts can be sliced, not {_kind(value)}")
     chosen = slice(start, stop, step)
@@ -493,21 +493,21 @@ class Environment(ImmutableSandboxedEnvironment):
         # Not optimised: folding constants would run operations while compiling.
         super().__init__(undefined=StrictUndefined, optimized=False, autoescape=False, keep_trailing_newline=True)
         self.globals.clear()
-        self.filters = {**FILTERS, DEMAND: _demand, COMPARE: _compare, PART: _strict(_part)}
+        self.filters = {**FILTERS, REQUIRE_DEFINED: _require_defined, COMPARE: _compare, SLICE: _strict(_slice)}
         self.tests = dict(TESTS)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        value = lookup(_demand(obj), _demand(argument))
+        value = lookup(_require_defined(obj), _require_defined(argument))
         return self.undefined(hint=f"`{str(argument)[:80]}` is undefined") if value is MISSING else value
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         return self.getitem(obj, attribute)
 
     def call_binop(self, context: JinjaContext, operator: str, left: Any, right: Any) -> Any:
-        return operate(operator, _demand(left), _demand(right))
+        return operate(operator, _require_defined(left), _require_defined(right))
 
     def call_unop(self, context: JinjaContext, operator: str, arg: Any) -> Any:
-        return operate(operator, 0, _demand(arg))
+        return operate(operator, 0, _require_defined(arg))
 
     def is_safe_callable(self, obj: Any) -> bool:
         return False

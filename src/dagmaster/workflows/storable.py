@@ -12,7 +12,7 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 # orjson supports 254 levels. A value becomes part of others: of params, of a job's result, of a statement's values.
-_MAX_DEPTH, _ROOM = 204, 50
+_MAX_DEPTH, _OUTER_LEVELS = 204, 50
 
 
 def encode(value: Any, what: str) -> bytes:
@@ -21,7 +21,7 @@ def encode(value: Any, what: str) -> bytes:
     try:
         text = orjson.dumps(value)
         if len(text) > 2 * _MAX_DEPTH and text.count(b"[") + text.count(b"{") > _MAX_DEPTH:
-            orjson.dumps(_framed(value))
+            orjson.dumps(_nested(value))
     except (TypeError, RecursionError) as error:
         raise InvalidRequest(f"{what} cannot be stored as JSON: {error}", code="value.not-json") from error
     if _NUL.search(text):
@@ -29,8 +29,8 @@ def encode(value: Any, what: str) -> bytes:
     return text
 
 
-def _framed(value: Any) -> Any:
+def _nested(value: Any) -> Any:
     """The value with as many levels around it as others may add."""
-    for _ in range(_ROOM):
+    for _ in range(_OUTER_LEVELS):
         value = [value]
     return value

@@ -339,9 +339,8 @@ def tasks_shape(
 
 def stage_numbers(graph: Graph) -> dict[str, int]:
     """The old number of the stage of each node that is neither start nor end."""
-    numbers: dict[int, int] = {}
     with_work = sorted({graph.stages[name][0] for name in graph.order if _is_work(graph, name)})
-    numbers = {number: place for place, number in enumerate(with_work, 1)}
+    numbers = {stage: number for number, stage in enumerate(with_work, 1)}
     return {name: numbers[graph.stages[name][0]] for name in graph.order if graph.stages[name][0] in numbers}
 
 

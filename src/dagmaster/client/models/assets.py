@@ -28,7 +28,7 @@ MAX_BLOBS = 10_000  # of one submission
 
 ClearanceLevel = Literal["uncleared", "ouo", "public"]
 ExposureLevel = Literal["latest-only", "all-versions"]
-SubmissionAnswer = Literal["new_asset", "new_version", "new_revision", "already_processing", "already_completed"]
+SubmissionOutcomeName = Literal["new_asset", "new_version", "new_revision", "already_processing", "already_completed"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -43,8 +43,8 @@ class SourceReference(RequestModel):
 
 class AssetSubmissionRequest(RequestModel):
     """`parameters` are inputs of the workflow; inputs that are set automatically (dataset, version, revision,
-    references, source) are refused. Without `workflow_id`, the data type and the number of files select the
-    workflow."""
+    references, source) are refused. Without `workflow_id`, the workflow depends on the data type, and on whether the
+    source has `blob` or `blobs`."""
 
     platform_id: PlatformName
     platform_refs: ReferenceTexts
@@ -62,7 +62,7 @@ class AssetSubmissionRequest(RequestModel):
 
 
 class SubmissionEstimate(ApiModel):
-    """Estimates from past runs of the workflow; a value is null if no past run is comparable."""
+    """Estimates from past runs of the workflow; a value is null if no past run provides it."""
 
     tile_count: int | None = None
     size_bytes: int | None = None
@@ -72,7 +72,7 @@ class SubmissionEstimate(ApiModel):
 
 class AssetSubmissionResult(ApiModel):
     """`outcome` says what was created, or that the same data was submitted before. With `dry_run` nothing was created:
-    the ids of new rows are null, and `refusal` has the reason if the submission would be refused.
+    `request_id` and `job_id` are null, and `refusal` has the reason if the submission would be refused.
 
     `same_content_as` is the number of another version with the same content. `superseded_job_id` is the job of the
     previous revision, which is cancelled because it is no longer needed. `is_tiled` and `estimate` are set only with
@@ -80,7 +80,7 @@ class AssetSubmissionResult(ApiModel):
     """
 
     request_id: str | None
-    outcome: Extensible[SubmissionAnswer] | None
+    outcome: Extensible[SubmissionOutcomeName] | None
     asset_id: str
     dataset_id: str
     version_ordinal: int | None
@@ -120,8 +120,8 @@ class ExternalCopiesInfo(ApiModel):
     `state`: `none` (never needed), `due` (an export will start), `running`, `exported`, `failed` (see `error`; an
     operator can repeat the export), `withdrawing` (the copies are being removed; after an error, this is retried at
     `retry_at`), `withdrawn`. `job_id` is the last job that created or removed the copies, `run_id` the pipeline run of
-    Azure Data Factory, if one created them. Paths are `container/blob` in the external zone; each URL is that of the
-    object at the path with the same name.
+    Azure Data Factory, if one created them. Paths are `container/blob` in the external zone. `url`, `stac_url` and
+    `manifest_url` are the URLs of the objects at `blob_path`, `stac_path` and `manifest_path`.
     """
 
     state: Extensible[Literal["none", "due", "running", "exported", "failed", "withdrawing", "withdrawn"]] = "none"

@@ -66,7 +66,7 @@ class MigrateCommand(RequestModel):
 
 
 class InvalidateCommand(RequestModel):
-    """The cache that all processes reload, and how long the response waits for them."""
+    """The cache that all orchestrators reload, and how long the response waits for them."""
 
     cache: Literal["workflows"] = "workflows"
     wait_seconds: Annotated[float, Field(ge=0, le=8)] = 5.0

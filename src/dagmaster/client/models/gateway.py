@@ -12,7 +12,7 @@ from dagmaster.client.models.assets import (
     ExposureLevel,
     Reason,
     RequestId,
-    SubmissionAnswer,
+    SubmissionOutcomeName,
     SubmissionStatus,
 )
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
@@ -31,7 +31,7 @@ class PartnerReceipt(ApiModel):
     request_id: str
     status: Literal["received", "dry_run"]
     status_url: str | None = None
-    outcome: Extensible[SubmissionAnswer] | None = None
+    outcome: Extensible[SubmissionOutcomeName] | None = None
     asset_id: str | None = None
     dataset_id: str | None = None
     version_ordinal: int | None = None

@@ -143,9 +143,10 @@ def _refuse_other_writer(key: RevisionKey, job_id: UUID, row: Mapping[str, Any])
 class EarlierRevision:
     """What the documents of an earlier revision say: `properties` are those of one of its items, `item_id`.
 
-    It is the newest completed revision of the same version; if there is none, that of the newest other version, with
-    the number `ordinal`. Three fields describe the same version only: `newest` is its newest completed revision,
-    `created` is when it was made first, and `times` has the times of its items by id, if they differ.
+    It is the newest completed revision of the same version; if there is none, that of the newest other version.
+    `ordinal` is the number of its version. Three fields describe the same version only: `newest` is its newest
+    completed revision, `created` is when the first of its items was created, and `times` has the times of its items by
+    id, if they differ.
     """
 
     item_id: str

@@ -41,7 +41,7 @@ class SessionStore:
         return next(iter(models(StoredSession, rows)), None)
 
     async def start(self, text: SessionText, person: SignIn, *, lasts_seconds: float, request_id: str | None) -> None:
-        """Start a session. Also deletes some of the sessions that ended long ago."""
+        """Start a session. Also deletes some of the sessions that expired long ago."""
         values = {
             "session_id": text.session_id,
             "secret_hash": text.hash,

@@ -93,12 +93,12 @@ MakeJob = Callable[[RevisionTarget], NewJob]
 
 class AssetSubmissions(AssetTransactions):
     async def submit(self, new: NewSubmission, decide: Decide, make_job: MakeJob) -> SubmittedAsset:
-        """Create what `decide` says, and the job. A repeated request gets the same answer as the first."""
+        """Create what `decide` says, and the job. A repeated request gets the same result as the first."""
 
         async def act(connection: Connection) -> SubmittedAsset:
-            stored_id, answer = await _earlier_answer(connection, new)
-            if answer is not None:
-                return answer
+            stored_id, result = await _earlier_result(connection, new)
+            if result is not None:
+                return result
             asset, is_new = await _lock_or_create(connection, new)
             decision = decide(None if is_new else asset.state)
             version = decision.state.version(decision.ordinal)
@@ -110,7 +110,7 @@ class AssetSubmissions(AssetTransactions):
             if decision.outcome in _OUTCOMES_WITH_NEW_JOB:
                 submitted = await _create(connection, new, asset, decision, make_job)
             else:
-                submitted = await _answer(connection, asset, decision)
+                submitted = await _existing_result(connection, asset, decision)
             await _record(connection, new, stored_id, submitted)
             return submitted
 
@@ -119,10 +119,10 @@ class AssetSubmissions(AssetTransactions):
             self._notifier.notify(JOBS)
         return submitted
 
-    async def earlier_answer(self, new: NewSubmission) -> SubmittedAsset | None:
-        """The answer that this request got when it was sent before. Conflict if its id belongs to another."""
+    async def earlier_result(self, new: NewSubmission) -> SubmittedAsset | None:
+        """The result that this request got when it was sent before. Conflict if its id belongs to another request."""
         async with self._connected() as connection:
-            return (await _earlier_answer(connection, new))[1]
+            return (await _earlier_result(connection, new))[1]
 
     async def dataset_id_for(self, new: NewSubmission) -> str:
         """The dataset id that the asset has, or would get."""
@@ -139,8 +139,8 @@ class AssetSubmissions(AssetTransactions):
         return models(PastRun, await self._dicts("asset_past_runs", {"workflow_id": workflow_id, "limit": limit}))
 
 
-async def _earlier_answer(connection: Connection, new: NewSubmission) -> tuple[str, SubmittedAsset | None]:
-    """The id under which the request is stored, and its answer if the same request was sent before."""
+async def _earlier_result(connection: Connection, new: NewSubmission) -> tuple[str, SubmittedAsset | None]:
+    """The id under which the request is stored, and its result if the same request was sent before."""
     request_ids = possible_ids(new.request_id, [new.platform_id])
     stored_id, own_id = request_ids
     for row in await dicts(connection, "asset_submission", {"request_ids": request_ids}):
@@ -153,7 +153,7 @@ async def _earlier_answer(connection: Connection, new: NewSubmission) -> tuple[s
                 code="submission.id-taken",
                 hint="use another request id",
             )
-        answer = SubmittedAsset(
+        result = SubmittedAsset(
             row["outcome"],
             row["asset_id"],
             row["dataset_id"],
@@ -165,7 +165,7 @@ async def _earlier_answer(connection: Connection, new: NewSubmission) -> tuple[s
             row["same_content_as"],
             row["superseded_job_id"],
         )
-        return stored_id, answer
+        return stored_id, result
     return stored_id, None
 
 
@@ -260,7 +260,7 @@ async def _add_event(connection: Connection, new: NewSubmission, submitted: Subm
     await rows.add_event(connection, decision, asset_id=submitted.asset_id, revision=submitted.revision)
 
 
-async def _answer(connection: Connection, asset: LoadedAsset, decision: SubmissionDecision) -> SubmittedAsset:
+async def _existing_result(connection: Connection, asset: LoadedAsset, decision: SubmissionDecision) -> SubmittedAsset:
     version = asset.state.version(decision.ordinal)
     assert version is not None
     values = {"asset_id": asset.asset_id, "ordinal": version.ordinal, "revision": version.revision}

@@ -263,7 +263,7 @@ def _lock_deployment(connection: psycopg.Connection[Any], wait_seconds: float) -
 def _try_lock(connection: psycopg.Connection[Any]) -> bool:
     with connection.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute(query("catalog_try_deployment_lock").encode()).fetchone()
-    return bool(row and row["is_locked"])
+    return bool(row and row["is_acquired"])
 
 
 def _migrate(dsn: str) -> None:

@@ -166,8 +166,8 @@ class PostgresOrchestration(JobLoading):
             "reported_only": reported_only,
         }
         async with self._connected() as connection:
-            answers = await pipeline.execute(connection, [pipeline.BEGIN, pipeline.Call("open_jobs", values)])
-            jobs = _opened(answers["open_jobs"])
+            rows = await pipeline.execute(connection, [pipeline.BEGIN, pipeline.Call("open_jobs", values)])
+            jobs = _opened(rows["open_jobs"])
             has_more = {job_id for job_id, job in jobs.items() if len(job.updates) >= per_job}
             has_more |= await _take_further_updates(connection, jobs, scope)
             faults.reach("orchestrator.fenced")
@@ -239,13 +239,13 @@ class PostgresStep:
         faults.reach("orchestrator.before-commit")
         statements = [*_writing(changes, self.writes_outbox), pipeline.COMMIT, *notification(notify)]
         try:
-            answers = await pipeline.execute(self._connection, statements)
+            rows = await pipeline.execute(self._connection, statements)
         except psycopg.Error as error:
             raise _refused_sum(error) or error from error
         self.is_committed = True
         faults.reach("orchestrator.after-commit")
         name = "apply_changes_with_outbox" if self.writes_outbox else "apply_changes"
-        return frozenset(queue for row in answers.get(name, ()) for queue in row.queues)
+        return frozenset(queue for row in rows.get(name, ()) for queue in row.queues)
 
 
 # Messages
@@ -314,7 +314,7 @@ def _further_statements(open_ids: set[UUID], scope: StepScope) -> list[tuple[str
         statements.append(("withdraw_tasks", {"job_ids": failing}))
     if ending := list(open_ids & scope.stop_running):
         statements.append(("ask_to_stop", {"job_ids": ending}))
-    if wake := [(*key, room) for key, room in scope.wake.items() if key[0] in open_ids]:
+    if wake := [(*key, count) for key, count in scope.wake.items() if key[0] in open_ids]:
         statements.append(("take_idle", columns_of(("job_ids", "fan_outs", "counts"), wake)))
     return statements
 

@@ -6,7 +6,7 @@
     PayloadLedger        handlers: large outputs, results of children, checkpoints
 
 There are two implementations: `postgres.PostgresLedger`, and `testing.memory_ledger.MemoryLedger` on a virtual clock.
-Both pass one conformance suite. Every call is one transaction, and is safe to repeat when its answer was lost. A call
+Both pass one conformance suite. Every call is one transaction, and is safe to repeat if its response was lost. A call
 that commits a change also notifies listeners that wait for it, right after the commit and outside the transaction.
 
 Orchestrators write through a `Step` only. It holds the fence: the rows of the jobs whose claim token still matches.
@@ -127,7 +127,7 @@ class LoadedJob:
 
 @dataclass(frozen=True, slots=True)
 class PendingWork:
-    """Which of an owner's jobs have something to act on, by kind."""
+    """The jobs of an owner that have to be advanced, by reason."""
 
     reported: tuple[UUID, ...] = ()
     overdue: tuple[UUID, ...] = ()  # expired leases, tasks past their time, waits that are over
@@ -441,7 +441,7 @@ class OrchestratorLedger(Protocol):
         ...
 
     async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
-        """Release the jobs of this owner that it does not know of: the answer to their claim was lost."""
+        """Release the jobs of this owner that it does not know of: the response to their claim was lost."""
         ...
 
     async def retire(self, owner_id: UUID) -> int:
@@ -466,7 +466,7 @@ class WorkerLedger(Protocol):
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
         """Report finished tasks. Claims only from queues with a limit:
-        a report frees a place there, and no notification is sent for it."""
+        a report frees capacity there, and no notification is sent for that."""
         ...
 
     async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:

@@ -36,7 +36,7 @@ class PostgresWork(LedgerConnection):
         limited = self._limited(demand)
         if not reports:
             names: tuple[str, ...] = ("claim_tasks",)
-        elif limited:  # the free places of a limited queue are counted after the reports, which free some
+        elif limited:  # the capacity of a limited queue is computed after the reports, which free a part of it
             names = ("report_tasks", "claim_tasks")
         else:
             names = ("exchange",) if demand.total else ("report_tasks",)
@@ -78,14 +78,14 @@ class PostgresWork(LedgerConnection):
             "budgets": limited,
         }
         if any(report.output_ref for report in reports):
-            answer = await self._exchange_payloads(names, limited, values, reports)
+            result = await self._exchange_payloads(names, limited, values, reports)
         else:
-            answer = await self._exchange_at_once(names, limited, values, (RESULTS,) if reports else ())
-        claimed = answer.claimed
-        if answer.limited_queues:
-            self._limits.update(answer.limited_queues)
-            claimed = claimed or await self._claim_limited(answer.limited_queues, values, demand)
-        late = () if answer.accepted == len(reports) else await self._record_late(worker_id, reports)
+            result = await self._exchange_at_once(names, limited, values, (RESULTS,) if reports else ())
+        claimed = result.claimed
+        if result.limited_queues:
+            self._limits.update(result.limited_queues)
+            claimed = claimed or await self._claim_limited(result.limited_queues, values, demand)
+        late = () if result.accepted == len(reports) else await self._record_late(worker_id, reports)
         return Exchange(tuple(map(_message, claimed)), len(reports) - len(late), late)
 
     async def _claim_limited(self, queues: list[str], values: dict[str, Any], demand: Demand) -> list[Any]:
@@ -100,27 +100,27 @@ class PostgresWork(LedgerConnection):
 
     async def _exchange_at_once(
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], notify: Sequence[str]
-    ) -> "_Answer":
+    ) -> "_ExchangeResult":
         """One round trip, including the budgets of limited queues and the notification after the commit."""
         steps: list[pipeline.Step] = [pipeline.Call(name, values) for name in names]
         if limited:
             steps = [pipeline.BEGIN, pipeline.Call("lock_budgets", {"queues": limited}), *steps, pipeline.COMMIT]
         async with self._connected() as connection:
-            answers = await pipeline.execute(connection, [*steps, *notification(notify)])
-        self._forget_limits(limited, answers.get("lock_budgets", ()))
-        return _answer_of({name: answers[name] for name in names})
+            rows = await pipeline.execute(connection, [*steps, *notification(notify)])
+        self._forget_limits(limited, rows.get("lock_budgets", ()))
+        return _result_of({name: rows[name] for name in names})
 
     async def _exchange_payloads(
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], reports: Sequence[Report]
-    ) -> "_Answer":
-        """The same for reports that refer to payloads: from its commit on, the payloads are in use."""
+    ) -> "_ExchangeResult":
+        """The same for reports that refer to payloads, in a transaction: its commit marks the payloads as in use."""
         async with self._transaction("report_payloads") as connection:
             if limited:
                 self._forget_limits(limited, await fetch(connection, "lock_budgets", {"queues": limited}))
-            answers = {name: await fetch(connection, name, values) for name in names}
+            rows = {name: await fetch(connection, name, values) for name in names}
             await _keep_payloads(connection, reports)
         self._notify(RESULTS)
-        return _answer_of(answers)
+        return _result_of(rows)
 
     async def _record_late(self, worker_id: UUID, reports: Sequence[Report]) -> tuple[str, ...]:
         values = {"worker_id": worker_id, "reports": to_json(reports)}
@@ -157,7 +157,7 @@ def keys_of(task_ids: Sequence[str]) -> dict[str, list[Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _ExchangeResult:
     """The result of the statements of an exchange: the number of accepted reports, the rows of claimed tasks, and the
     queues that have a limit which this worker did not know of."""
 
@@ -166,10 +166,10 @@ class _Answer:
     limited_queues: list[str]
 
 
-def _answer_of(answers: Mapping[str, Sequence[Any]]) -> _Answer:
-    counts = [row for name in ("exchange", "report_tasks") for row in answers.get(name, ())]
-    claims = [row for name in ("exchange", "claim_tasks") for row in answers.get(name, ())]
-    return _Answer(
+def _result_of(rows: Mapping[str, Sequence[Any]]) -> _ExchangeResult:
+    counts = [row for name in ("exchange", "report_tasks") for row in rows.get(name, ())]
+    claims = [row for name in ("exchange", "claim_tasks") for row in rows.get(name, ())]
+    return _ExchangeResult(
         accepted=sum(row.accepted for row in counts if row.accepted is not None),
         claimed=[row for row in claims if row.task_id is not None],
         limited_queues=[row.limited_queue for row in claims if row.limited_queue is not None],

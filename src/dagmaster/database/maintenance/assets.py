@@ -126,9 +126,9 @@ class PostgresAssetUpkeep(Session):
         async with self._connected() as connection:
             (lock,) = await dicts(connection, "asset_upkeep_lock", {})
         try:
-            yield bool(lock["is_ours"])
+            yield bool(lock["is_acquired"])
         finally:
-            if lock["is_ours"]:
+            if lock["is_acquired"]:
                 async with self._connected() as connection:
                     await connection.execute(query("asset_upkeep_unlock"))
 

@@ -115,14 +115,14 @@ class PostgresJanitor(Session):
 
     async def sweep(self, run_id: UUID, thresholds: JanitorThresholds, *, is_dry: bool = False) -> SweepResult:
         actions: list[JanitorAction] = []
-        left: list[str] = []
+        skipped: list[str] = []
         for kind, rule in RULES.items():
-            done = await self._apply(kind, rule, run_id, thresholds, is_dry)
-            if done is None:
-                left.append(kind)
+            rule_actions = await self._apply(kind, rule, run_id, thresholds, is_dry)
+            if rule_actions is None:
+                skipped.append(kind)
             else:
-                actions += done
-        return SweepResult(tuple(actions), tuple(left))
+                actions += rule_actions
+        return SweepResult(tuple(actions), tuple(skipped))
 
     async def tidy(
         self,
@@ -140,29 +140,29 @@ class PostgresJanitor(Session):
             removable = await _lock_removable(connection, files, retention, limit)
             return await _note_removed(connection, run_id, await remove(removable)) if removable else []
 
-        done = await self._guarded("storage", act, is_dry)
-        return SweepResult((), ("storage",)) if done is None else SweepResult(tuple(done), ())
+        actions = await self._guarded("storage", act, is_dry)
+        return SweepResult((), ("storage",)) if actions is None else SweepResult(tuple(actions), ())
 
     async def _apply(
         self, kind: str, rule: Rule, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
     ) -> list[JanitorAction] | None:
         """Apply a rule, and notify orchestrators if it has released jobs; None if another janitor applies it."""
-        done = await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
-        if done and rule is _release_overdue and not is_dry:
+        actions = await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
+        if actions and rule is _release_overdue and not is_dry:
             self._notify(JOBS)
-        return done
+        return actions
 
     async def _guarded(
         self, kind: str, act: Callable[[Connection], Awaitable[list[JanitorAction]]], is_dry: bool
     ) -> list[JanitorAction] | None:
-        done = None
+        actions = None
         async with self._transaction("janitor") as connection:
             (lock,) = await dicts(connection, "janitor_lock", {"kind": kind})
-            if lock["is_ours"]:
-                done = await act(connection)
+            if lock["is_acquired"]:
+                actions = await act(connection)
             if is_dry:
                 raise psycopg.Rollback
-        return done
+        return actions
 
     async def note_stuck(self, run_id: UUID, owner_id: UUID, claim: Claim, error: str) -> list[JanitorAction]:
         """Record that an owner has failed repeatedly to advance a job."""
@@ -196,7 +196,7 @@ async def _release_overdue(
     ]
     if not findings:
         return []
-    return _actions(await dicts(connection, "janitor_release", {"run_id": run_id, "seen": _json(findings)}))
+    return _actions(await dicts(connection, "janitor_release", {"run_id": run_id, "findings": _json(findings)}))
 
 
 async def _report_unserved(
@@ -337,7 +337,7 @@ async def _note(
     """Record findings, except those recorded less than `repeat_seconds` ago."""
     if not findings:
         return []
-    values = {"run_id": run_id, "seen": _json(findings), "repeat": repeat_seconds}
+    values = {"run_id": run_id, "findings": _json(findings), "repeat": repeat_seconds}
     return _actions(await dicts(connection, "janitor_note", values))
 
 

@@ -54,7 +54,7 @@ class PostgresRetention(Session):
         """Delete one batch and return the number of jobs; 0 if another instance is deleting."""
         try:
             async with self._transaction("retention") as connection:
-                return await _prune(connection, age_seconds, batch) if await _is_ours(connection) else 0
+                return await _prune(connection, age_seconds, batch) if await _has_lock(connection) else 0
         except Unavailable as error:
             if error.facts.get("sqlstate") in _LOCKED:
                 return 0
@@ -83,7 +83,7 @@ class PostgresRetention(Session):
         """Needs a lock on a whole table; if it is not granted soon, this run does nothing."""
         try:
             async with self._transaction("retention") as connection:
-                if not await _is_ours(connection):
+                if not await _has_lock(connection):
                     return None
                 (row,) = await dicts(connection, name, {"age": age_seconds})
                 return row[column]
@@ -93,9 +93,9 @@ class PostgresRetention(Session):
             raise
 
 
-async def _is_ours(connection: Connection) -> bool:
+async def _has_lock(connection: Connection) -> bool:
     (lock,) = await dicts(connection, "retention_lock", {})
-    return bool(lock["is_ours"])
+    return bool(lock["is_acquired"])
 
 
 async def _prune(connection: Connection, age_seconds: float, batch: int) -> int:

@@ -138,7 +138,7 @@ class JobReads(ReadSession):
         values = {**filters.values(), "limit": limit, "after": after}
         if filters.words is not None:
             all_statuses = statuses or ([status] if status else None)
-            rows = await self._search("api_jobs_found", {**values, "words": filters.words, "statuses": all_statuses})
+            rows = await self._search("api_search_jobs", {**values, "words": filters.words, "statuses": all_statuses})
         elif statuses:
             rows = await self._dicts("api_jobs_in_states", {**values, "statuses": statuses})
         else:
@@ -152,7 +152,7 @@ class JobReads(ReadSession):
         """The number of jobs in each state, up to a limit for each; with words, up to a limit for all together."""
         values = {**filters.values(), "limit": limit}
         if filters.words is not None:
-            rows = await self._search("api_found_counts", {**values, "words": filters.words})
+            rows = await self._search("api_search_counts", {**values, "words": filters.words})
         else:
             rows = await self._dicts("api_job_counts", {**values, "statuses": [status.value for status in JobStatus]})
         return {row["status"]: row["count"] for row in rows}

@@ -122,18 +122,18 @@ def _move_guard(cycle: GuardedTable) -> Trigger:
 
 
 def _arms(cycle: GuardedTable) -> str:
-    states_left = sorted(set(cycle.moves) | set(cycle.reruns))
-    arms = ((state, _allowed(cycle, state)) for state in states_left)
+    sources = sorted(set(cycle.moves) | set(cycle.reruns))
+    arms = ((state, _allowed(cycle, state)) for state in sources)
     return "\n".join(f"    WHEN '{state}' THEN {allowed}" for state, allowed in arms if allowed)
 
 
 def _allowed(cycle: GuardedTable, state: StrEnum) -> str:
-    ways = []
+    conditions = []
     if moves := cycle.moves.get(state):
-        ways.append(f"NEW.status IN ({_listed(moves)})")
+        conditions.append(f"NEW.status IN ({_listed(moves)})")
     if reruns := cycle.reruns.get(state):
-        ways.append(f"(NEW.status IN ({_listed(reruns)}) AND NEW.{cycle.counter} = OLD.{cycle.counter} + 1)")
-    return " OR ".join(ways)
+        conditions.append(f"(NEW.status IN ({_listed(reruns)}) AND NEW.{cycle.counter} = OLD.{cycle.counter} + 1)")
+    return " OR ".join(conditions)
 
 
 def _immutable(record: type[Record], *, unless_equal: bool) -> Trigger:

@@ -1,6 +1,6 @@
 """Turn records into tables: a Pydantic model with its `Table` declaration becomes a SQLAlchemy Core table.
 
-The models are the schema; this module only translates. Used by the CLI and by deployments: the engine's own
+The models define the schema; this module only translates them. Used by the CLI and by deployments: the engine's own
 queries are SQL in files and never import SQLAlchemy.
 """
 

@@ -100,17 +100,17 @@ WITH edition AS (
                 LIMIT 1
            ) AS item ON length(item.label) BETWEEN 1 AND 200
 )
-SELECT this.ordinal, this.revision,
+SELECT version.ordinal, version.revision,
        CASE
-           WHEN this.label IS NULL OR EXISTS (
+           WHEN version.label IS NULL OR EXISTS (
                SELECT
                  FROM labelled AS other
-                WHERE other.ordinal <> this.ordinal AND this.label IN (other.label, other.ordinal::text)
-           ) THEN this.ordinal::text
-           ELSE this.label
+                WHERE other.ordinal <> version.ordinal AND version.label IN (other.label, other.ordinal::text)
+           ) THEN version.ordinal::text
+           ELSE version.label
        END AS label
-  FROM labelled AS this
- ORDER BY this.ordinal;
+  FROM labelled AS version
+ ORDER BY version.ordinal;
 
 -- name: asset_adopt
 -- Create the asset with its versions, unless it exists. Earlier releases served all versions to everyone in the

@@ -5,7 +5,7 @@
 -- were requested. If the statement had to wait for a lock, the transaction with the lock has changed the token or the
 -- sequence, so that nothing is decided from rows that were read before the wait.
 WITH held AS MATERIALIZED (
-    SELECT mine.*
+    SELECT locked.*
       FROM (SELECT * FROM unnest(%(job_ids)s::uuid[], %(tokens)s::uuid[]) AS t (job_id, token) ORDER BY job_id) AS k
      CROSS JOIN LATERAL (
            SELECT j.job_id, j.epoch, j.last_sequence,
@@ -20,7 +20,7 @@ WITH held AS MATERIALIZED (
               AND (NOT %(reported_only)s
                    OR j.cancel_requested_at IS NOT NULL AND j.stopping IS NULL
                    OR EXISTS (SELECT 1 FROM dagapp.dag_task_results x WHERE x.job_id = k.job_id AND NOT x.processed))
-              FOR NO KEY UPDATE) AS mine
+              FOR NO KEY UPDATE) AS locked
 ), reported AS MATERIALIZED (
     SELECT r.job_id, r.node_id, r.place
       FROM held
@@ -147,7 +147,7 @@ UPDATE dagapp.dag_tasks t
 RETURNING 'asked' AS kind, t.job_id;
 
 -- name: take_idle
--- Children that wait to run again since their job was resumed, as many of each fan_out as there is room for.
+-- Children that wait to run again since their job was resumed, up to a given number for each fan_out.
 SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent_node_id, c.fan_out_index, c.status,
        c.retry_count, c.loss_count, NULL::timestamptz AS started_at, NULL AS worker_id, NULL::float8 AS seconds
   FROM unnest(%(job_ids)s::uuid[], %(fan_outs)s::text[], %(counts)s::int[]) AS k (job_id, fan_out, count)
@@ -277,11 +277,11 @@ change AS MATERIALIZED (
 -- part: write_more
 -- What a step can write in addition: children, next attempts and poisoned tasks.
 next_attempt AS MATERIALIZED (
-    SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS before, a.retry_count
+    SELECT change.job_id, a.node_id, a.attempt, a.attempt - 1 AS previous_attempt, a.retry_count
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'next_attempts')
            AS a (node_id text, attempt int, retry_count int)
-), born AS (
+), new_children AS (
     INSERT INTO dagapp.dag_node_states
            (job_id, node_id, status, parent_node_id, fan_out_index, label, attempt, max_retries, dispatched_at)
     SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, (SELECT dagapp.clock())
@@ -298,14 +298,14 @@ next_attempt AS MATERIALIZED (
            p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at), p.traceparent
       FROM next_attempt a
       JOIN dagapp.dag_tasks p
-        ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.before
+        ON p.job_id = a.job_id AND p.node_id = a.node_id AND p.attempt = a.previous_attempt
     RETURNING job_id, node_id, attempt, queue
 ), poison AS MATERIALIZED (
     SELECT change.job_id, d.node_id, d.attempt, d.description
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'poisoned')
            AS d (node_id text, attempt int, description text)
-), buried AS (
+), dead_letters AS (
     INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
     SELECT t.queue, t.task_id, 'PoisonTask', d.description,
            jsonb_build_object('task_id', t.task_id, 'job_id', t.job_id, 'node_id', t.node_id, 'handler', t.handler,
@@ -319,7 +319,7 @@ next_attempt AS MATERIALIZED (
 -- part: all_written
 SELECT dagapp.demand_counts(
            ARRAY[(SELECT count(*) FROM moved),
-                 (SELECT count(*) FROM born),
+                 (SELECT count(*) FROM new_children),
                  (SELECT count(*) FROM queued) + (SELECT count(*) FROM queued_again),
                  (SELECT count(*) FROM recorded),
                  (SELECT count(*) FROM jobs)],
@@ -397,7 +397,7 @@ WITH wanted AS MATERIALIZED (
     SELECT w.job_id, w.node_id, w.fan_out, w.aggregation, w.referred,
            CASE WHEN w.referred IS NULL THEN dagapp.gather(w.job_id, w.fan_out, w.aggregation) END AS output
       FROM wanted w
-), weighed AS (
+), measured AS (
     SELECT g.*, coalesce(g.referred, octet_length(g.output::text)) AS bytes
       FROM gathered g
 )
@@ -406,7 +406,7 @@ UPDATE dagapp.dag_node_states n
        output_ref = CASE WHEN g.referred IS NOT NULL OR g.bytes > %(inline)s
                          THEN jsonb_build_object('results_of', g.fan_out, 'aggregation', g.aggregation,
                                                  'bytes', g.bytes) END
-  FROM weighed g
+  FROM measured g
  WHERE n.job_id = g.job_id AND n.node_id = g.node_id;
 
 -- name: lock_claimed_job

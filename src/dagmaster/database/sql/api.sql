@@ -55,7 +55,7 @@ SELECT
   FROM dagapp.dag_jobs AS j
  WHERE j.job_id = ANY (%(job_ids)s::uuid[]);
 
--- name: api_jobs_found
+-- name: api_search_jobs
 -- The same for jobs in which all words occur. For rare words the planner reads their index, by a bitmap scan, and sorts
 -- the jobs; for frequent words it reads jobs in the order of their ids. So bitmap scans must be enabled.
 SELECT
@@ -84,9 +84,9 @@ SELECT s.status, c.count
 -- use: job_filters
                               LIMIT %(limit)s) AS few) AS c;
 
--- name: api_found_counts
+-- name: api_search_counts
 -- The same for jobs in which all words occur: their newest ones, up to a limit for all states together.
-SELECT found.status, count(*)::int AS count
+SELECT matches.status, count(*)::int AS count
   FROM (SELECT j.status
           FROM dagapp.dag_job_search AS s
           JOIN dagapp.dag_jobs AS j
@@ -95,8 +95,8 @@ SELECT found.status, count(*)::int AS count
            AND
 -- use: job_filters
          ORDER BY s.job_id DESC
-         LIMIT %(limit)s) AS found
- GROUP BY found.status;
+         LIMIT %(limit)s) AS matches
+ GROUP BY matches.status;
 
 -- name: allow_bitmap_scans
 -- Enable bitmap scans until the end of the transaction: the index of words can only be read by a bitmap scan.
@@ -308,7 +308,7 @@ WITH RECURSIVE live AS MATERIALIZED (
     SELECT NULL::text[] AS handlers, 0 AS any_rank
 ),
 -- use: waiting
-, front AS MATERIALIZED (
+, first_tasks AS MATERIALIZED (
     SELECT f.position, row_number() OVER (PARTITION BY w.queue ORDER BY f.priority DESC, f.position)::int - 1 AS place
       FROM waiting w
      CROSS JOIN LATERAL (SELECT t.priority, t.position
@@ -321,17 +321,17 @@ WITH RECURSIVE live AS MATERIALIZED (
 SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS queued_at, l.started_at, l.worker_id,
        (SELECT w.host FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_host,
        (SELECT w.pid FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_pid,
-       l.progress, offers.live_workers, offers.serving_workers,
+       l.progress, served_by.live_workers, served_by.serving_workers,
        CASE WHEN l.status = 'queued'
-            THEN least((SELECT min(f.place) FROM front f WHERE f.position = l.position), %(most)s::int) END AS tasks_ahead
+            THEN least((SELECT min(f.place) FROM first_tasks f WHERE f.position = l.position), %(most)s::int) END AS tasks_ahead
   FROM live l
   JOIN (SELECT k.queue, k.handler, count(w.worker_id) FILTER (WHERE k.handler = ANY (w.handlers))::int AS live_workers,
                count(w.worker_id)::int AS serving_workers
           FROM (SELECT DISTINCT l.queue, l.handler FROM live l) AS k
           LEFT JOIN dagapp.workers w
             ON w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AND k.queue = ANY (w.queues)
-         GROUP BY k.queue, k.handler) AS offers
-    ON offers.queue = l.queue AND offers.handler = l.handler;
+         GROUP BY k.queue, k.handler) AS served_by
+    ON served_by.queue = l.queue AND served_by.handler = l.handler;
 
 -- name: api_unfinished_children
 -- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait for
@@ -521,7 +521,7 @@ HAVING %(only)s::text IS NULL
  ORDER BY 1;
 
 -- name: api_queue_settings
--- The limits of queues that have any.
+-- The limits of queues, and which queues are paused; only queues that have such settings.
 SELECT queue, max_running, is_paused, updated_at
   FROM dagapp.dag_queues;
 

@@ -344,7 +344,7 @@ SELECT job_id, workflow_id
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s AND revision = %(revision)s;
 
 -- name: asset_jobs_in_progress
--- The jobs of an asset (or of one version) that are not needed any more: their revision was superseded or deleted.
+-- The jobs of an asset that are not needed any more: their revision was superseded, or its version was deleted.
 SELECT r.job_id
   FROM dagapp.asset_revisions AS r
   JOIN dagapp.asset_versions AS v USING (asset_id, version_ordinal)
@@ -387,11 +387,11 @@ VALUES (%(asset_id)s, %(ordinal)s::int, %(revision)s::int, %(platform_id)s, %(ac
 RETURNING event_id;
 
 -- name: asset_past_runs
--- The last completed runs of a workflow: the size of their source, how long they took, and what they made.
+-- The last completed runs of a workflow: the size of their source, how long they took, and what they wrote.
 SELECT run.source_size,
        run.seconds,
-       made.items::int AS items,
-       made.size_bytes::bigint AS size_bytes
+       written.items::int AS items,
+       written.size_bytes::bigint AS size_bytes
   FROM (
            SELECT r.version_ordinal, r.revision, a.dataset_id, r.source_size,
                   extract(epoch FROM j.completed_at - j.started_at)::float8 AS seconds
@@ -416,4 +416,4 @@ SELECT run.source_size,
               AND d.version_ordinal = run.version_ordinal
               AND d.revision = run.revision
               AND d.document_id <> ''
-       ) AS made;
+       ) AS written;

@@ -17,7 +17,7 @@ SELECT needed.name
 
 -- name: catalog_try_deployment_lock
 -- Take the lock for deploying the catalogue, until the connection ends; false if another process has it.
-SELECT pg_try_advisory_lock(hashtext('pgstac.deploy')) AS is_locked;
+SELECT pg_try_advisory_lock(hashtext('pgstac.deploy')) AS is_acquired;
 
 -- name: catalog_timeouts
 -- The time limits of the statements that follow in this transaction: a timeout that a statement sets does not apply to itself.

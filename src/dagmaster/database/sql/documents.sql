@@ -84,8 +84,8 @@ UPDATE dagapp.stac_documents
 
 -- name: documents_earlier
 -- What the documents of an earlier revision of an asset say: of the newest completed revision of this version, else of the
--- newest other version. Three columns describe this version only: `created` is when it was made first, `times` has the times of
--- its items if they differ, and `newest` is its newest completed revision.
+-- newest other version. Three columns describe this version only: `created` is when the first of its items was created,
+-- `times` has the times of its items if they differ, and `newest` is its newest completed revision.
 WITH completed AS MATERIALIZED (
     SELECT asset.dataset_id, run.version_ordinal, run.revision
       FROM dagapp.geospatial_assets AS asset

@@ -2,7 +2,8 @@
 
 -- name: copies_due
 -- Revisions whose external copies are to be made or removed, and that have no job for it yet. An export that has failed
--- waits for an operator; a withdrawal that has failed is tried again.
+-- waits for an operator; a withdrawal that has failed is tried again. If a withdrawal is due while an export still
+-- runs, the revision is returned too: the export has to be cancelled first.
 SELECT r.asset_id, r.version_ordinal, r.revision
   FROM dagapp.asset_revisions AS r
   LEFT JOIN dagapp.dag_jobs AS j

@@ -1,37 +1,37 @@
 -- name: janitor_lock
 -- One janitor at a time runs a rule, until its transaction ends.
-SELECT pg_try_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext(%(kind)s)) AS is_ours;
+SELECT pg_try_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext(%(kind)s)) AS is_acquired;
 
 -- name: janitor_neglected
 -- Jobs whose owner is alive, but has neither claimed nor written them for a long time, although work on them was due for as
 -- long. The reason is `action_type`; waiting for a worker, for a task or for a time is not neglect.
-WITH late AS MATERIALIZED (
-    SELECT dagapp.clock() - make_interval(secs => %(patience)s) AS than
+WITH threshold AS MATERIALIZED (
+    SELECT dagapp.clock() - make_interval(secs => %(patience)s) AS late_before
 ), held AS MATERIALIZED (
-    SELECT j.job_id, j.owner_id, j.epoch, j.version, j.deadline_at, j.cancel_requested_at, j.stopping, late.than,
+    SELECT j.job_id, j.owner_id, j.epoch, j.version, j.deadline_at, j.cancel_requested_at, j.stopping, threshold.late_before,
            extract(epoch FROM dagapp.clock() - j.owner_heartbeat_at)::float8 AS seconds
-      FROM late
+      FROM threshold
      CROSS JOIN dagapp.dag_jobs j
       JOIN dagapp.orchestrators o
         ON o.owner_id = j.owner_id AND o.heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s)
-     WHERE j.status IN ('pending', 'running') AND j.owner_heartbeat_at < late.than
-), judged AS MATERIALIZED (
+     WHERE j.status IN ('pending', 'running') AND j.owner_heartbeat_at < threshold.late_before
+), classified AS MATERIALIZED (
     SELECT h.job_id, h.owner_id, h.epoch, h.version, h.seconds,
            CASE
-           WHEN h.stopping IS NULL AND h.cancel_requested_at < h.than THEN 'cancel_unheeded'
-           WHEN h.stopping IS NULL AND h.deadline_at < h.than THEN 'deadline_passed'
+           WHEN h.stopping IS NULL AND h.cancel_requested_at < h.late_before THEN 'cancel_unheeded'
+           WHEN h.stopping IS NULL AND h.deadline_at < h.late_before THEN 'deadline_passed'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
-                         WHERE t.job_id = h.job_id AND t.status = 'running' AND t.lease_until < h.than) THEN 'lease_lapsed'
+                         WHERE t.job_id = h.job_id AND t.status = 'running' AND t.lease_until < h.late_before) THEN 'lease_lapsed'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
                          WHERE t.job_id = h.job_id AND t.status = 'running'
-                           AND t.started_at + make_interval(secs => t.timeout_seconds) < h.than) THEN 'task_overran'
+                           AND t.started_at + make_interval(secs => t.timeout_seconds) < h.late_before) THEN 'task_overran'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
                          WHERE t.job_id = h.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL
-                           AND t.expires_at < h.than) THEN 'task_expired'
+                           AND t.expires_at < h.late_before) THEN 'task_expired'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_task_results r
-                         WHERE r.job_id = h.job_id AND NOT r.processed AND r.reported_at < h.than) THEN 'results_unread'
+                         WHERE r.job_id = h.job_id AND NOT r.processed AND r.reported_at < h.late_before) THEN 'results_unread'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_node_states n
-                         WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL AND n.not_before < h.than) THEN 'wait_over'
+                         WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL AND n.not_before < h.late_before) THEN 'wait_over'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t WHERE t.job_id = h.job_id AND t.status IN ('queued', 'running'))
              OR EXISTS (SELECT 1 FROM dagapp.dag_node_states n WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL)
              OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = h.job_id AND NOT r.processed) THEN NULL
@@ -42,7 +42,7 @@ WITH late AS MATERIALIZED (
       FROM held h
 )
 SELECT job_id, owner_id, epoch, version, seconds, action_type
-  FROM judged
+  FROM classified
  WHERE action_type IS NOT NULL
  ORDER BY job_id
  LIMIT %(limit)s;
@@ -50,13 +50,13 @@ SELECT job_id, owner_id, epoch, version, seconds, action_type
 -- name: janitor_release
 -- End the claims on neglected jobs, so that the next owner reads them from the database. Only where the job was not written
 -- since it was read, and no other transaction has locked it.
-WITH seen AS MATERIALIZED (
+WITH finding AS MATERIALIZED (
     SELECT s.*
-      FROM jsonb_to_recordset(%(seen)s::jsonb)
+      FROM jsonb_to_recordset(%(findings)s::jsonb)
            AS s (job_id uuid, owner_id uuid, epoch bigint, version bigint, action_type text, reason text, detail jsonb)
 ), held AS MATERIALIZED (
     SELECT j.job_id, s.action_type, s.reason, s.detail
-      FROM seen s
+      FROM finding s
       JOIN dagapp.dag_jobs j
         ON j.job_id = s.job_id
      WHERE j.owner_id = s.owner_id AND j.epoch = s.epoch AND j.version = s.version AND j.status IN ('pending', 'running')
@@ -198,7 +198,7 @@ SELECT job_id, has_scratch, has_blobs, has_outputs, status FROM deleted;
 -- Record findings, except those that were recorded for the same target a short time ago.
 INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target_id, reason, detail)
 SELECT %(run_id)s::uuid, s.action_type, s.target_type, s.target_id, s.reason, s.detail
-  FROM jsonb_to_recordset(%(seen)s::jsonb)
+  FROM jsonb_to_recordset(%(findings)s::jsonb)
        AS s (action_type text, target_type text, target_id text, reason text, detail jsonb)
  WHERE NOT EXISTS (SELECT 1
                      FROM dagapp.dag_janitor_actions a

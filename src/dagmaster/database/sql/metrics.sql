@@ -1,8 +1,9 @@
 -- What Prometheus reads about the database. The queues are read by other statements.
 
 -- name: metrics_database
--- One row: size, connections, the oldest transaction, dead and live rows of the tables that change most, and pending
--- callbacks. Everything but the callbacks is read from the statistics of the server; callbacks have a partial index.
+-- One row: size, connections, the oldest transaction, dead and live rows of the tables that change most, pending
+-- callbacks, active jobs and dead letters. Callbacks and jobs are counted in partial indexes, and dead letters in their
+-- table, which is small. The other values are read from the statistics of the server.
 SELECT pg_database_size(current_database()) AS size_bytes,
        (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
        current_setting('max_connections')::int AS max_connections,

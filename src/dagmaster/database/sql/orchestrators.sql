@@ -34,11 +34,11 @@ WITH alive AS (
      WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(orphan_after)s)
 ), load AS (
     SELECT count(*) AS active,
-           count(*) FILTER (WHERE owner_id = %(owner_id)s) AS mine
+           count(*) FILTER (WHERE owner_id = %(owner_id)s) AS owned
       FROM dagapp.dag_jobs
      WHERE status IN ('pending', 'running')
 ), share AS (
-    SELECT greatest(0, least(%(limit)s, ceil(active::float8 / greatest(1, (SELECT count(*) FROM alive))) - mine))::int AS room
+    SELECT greatest(0, least(%(limit)s, ceil(active::float8 / greatest(1, (SELECT count(*) FROM alive))) - owned))::int AS capacity
       FROM load
 ), candidates AS MATERIALIZED (
     SELECT j.job_id
@@ -56,9 +56,9 @@ WITH alive AS (
                           CROSS JOIN LATERAL jsonb_path_query(j.deferred_work, '$[*]') AS d
                           WHERE d ->> 'handler' = ANY (a.handlers)
                             AND (d ->> 'queue' IS NULL OR d ->> 'queue' = ANY (a.queues))), true))
-       AND (share.room > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
+       AND (share.capacity > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
      ORDER BY j.priority DESC, j.job_id
-     LIMIT (SELECT CASE WHEN room > 0 THEN room ELSE %(limit)s END FROM share)
+     LIMIT (SELECT CASE WHEN capacity > 0 THEN capacity ELSE %(limit)s END FROM share)
        FOR NO KEY UPDATE OF j SKIP LOCKED
 )
 UPDATE dagapp.dag_jobs j
@@ -116,7 +116,7 @@ SELECT j.job_id
 -- name: sweep_jobs
 -- Which of an owner's jobs have reports (as in reported_jobs), are past their deadline, have expired leases, tasks past their
 -- time, waits that are over, or tasks to show as running; and how many jobs it owns.
-WITH mine AS MATERIALIZED (
+WITH owned AS MATERIALIZED (
     SELECT job_id, deadline_at < dagapp.clock() AND stopping IS NULL AS is_overdue,
            cancel_requested_at IS NOT NULL AND stopping IS NULL AS is_to_stop
       FROM dagapp.dag_jobs
@@ -125,29 +125,29 @@ WITH mine AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.started_at,
            t.lease_until < dagapp.clock()
            OR t.started_at + make_interval(secs => t.timeout_seconds + %(overrun_grace)s) < dagapp.clock() AS is_overdue
-      FROM mine
+      FROM owned
       JOIN dagapp.dag_tasks t
-        ON t.job_id = mine.job_id AND t.status = 'running'
+        ON t.job_id = owned.job_id AND t.status = 'running'
 ), waits AS (
     SELECT n.job_id, n.not_before
-      FROM mine
+      FROM owned
       JOIN dagapp.dag_node_states n
-        ON n.job_id = mine.job_id AND n.not_before IS NOT NULL
+        ON n.job_id = owned.job_id AND n.not_before IS NOT NULL
 )
 SELECT 'reported' AS kind, job_id, NULL::float8 AS seconds, NULL::int AS jobs
-  FROM mine
- WHERE is_to_stop OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = mine.job_id AND NOT r.processed)
+  FROM owned
+ WHERE is_to_stop OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = owned.job_id AND NOT r.processed)
  UNION ALL
 SELECT 'overdue', job_id, NULL, NULL FROM running WHERE is_overdue GROUP BY job_id
  UNION ALL
-SELECT 'overdue', job_id, NULL, NULL FROM mine WHERE is_overdue
+SELECT 'overdue', job_id, NULL, NULL FROM owned WHERE is_overdue
  UNION ALL
 SELECT 'overdue', job_id, NULL, NULL FROM waits WHERE not_before <= dagapp.clock() GROUP BY job_id
  UNION ALL
 SELECT 'overdue', t.job_id, NULL, NULL
-  FROM mine
+  FROM owned
   JOIN dagapp.dag_tasks t
-    ON t.job_id = mine.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL AND t.expires_at < dagapp.clock()
+    ON t.job_id = owned.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL AND t.expires_at < dagapp.clock()
  GROUP BY t.job_id
  UNION ALL
 SELECT 'started', r.job_id, NULL, NULL
@@ -162,7 +162,7 @@ SELECT 'next', NULL, extract(epoch FROM min(not_before) - dagapp.clock())::float
  WHERE not_before > dagapp.clock()
 HAVING count(*) > 0
  UNION ALL
-SELECT 'owned', NULL, NULL, count(*)::int FROM mine;
+SELECT 'owned', NULL, NULL, count(*)::int FROM owned;
 
 -- name: review_deferred
 -- Deferred work of an owner's jobs: release the jobs that another live orchestrator can advance, note which work a live process
@@ -218,7 +218,7 @@ SELECT w.job_id, w.handler, w.queue, n.is_routable AS is_released,
     ON n.job_id = w.job_id;
 
 -- name: release_unknown_jobs
--- Release the jobs that an owner does not know of: the answer to their claim was lost.
+-- Release the jobs that an owner does not know of: the response to their claim was lost.
 WITH unknown AS MATERIALIZED (
     SELECT job_id
       FROM dagapp.dag_jobs

@@ -1,6 +1,6 @@
 -- name: retention_lock
 -- One instance deletes at a time, until its transaction ends.
-SELECT pg_try_advisory_xact_lock(hashtext('dagapp.retention')) AS is_ours;
+SELECT pg_try_advisory_xact_lock(hashtext('dagapp.retention')) AS is_acquired;
 
 -- name: retention_pick
 -- The oldest jobs that ended long enough ago, locked. Jobs that run again or are being resumed are skipped. Ids begin with the

@@ -52,7 +52,7 @@ SELECT session_id
   FROM ended;
 
 -- name: forget_sessions
--- Delete some of the sessions that ended more than a day ago. Their events stay.
+-- Delete some of the sessions that expired more than a day ago. Their events stay.
 DELETE FROM dagapp.web_sessions
  WHERE session_id IN (SELECT session_id
                         FROM dagapp.web_sessions

@@ -81,7 +81,7 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
 -- name: copies_left
 -- Make a withdrawal due again: objects of the revision were found in the external zone although its copies were
 -- removed.
-WITH found AS (
+WITH revision AS (
     UPDATE dagapp.asset_revisions
        SET withdrawal_due_at = dagapp.clock(), external_copies = 'some'
      WHERE asset_id = %(asset_id)s
@@ -94,7 +94,7 @@ WITH found AS (
 )
 INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason)
 SELECT asset_id, version_ordinal, revision, 'copies_left', 'dagmaster', 'objects were found in the external zone after the withdrawal'
-  FROM found
+  FROM revision
 RETURNING event_id;
 
 -- name: asset_reviews_due
@@ -127,7 +127,7 @@ UPDATE dagapp.asset_revisions AS r
 
 -- name: asset_upkeep_lock
 -- One process at a time notifies reviewers. The lock belongs to the session, so that it ends with the process.
-SELECT pg_try_advisory_lock(hashtext('dagapp.asset_upkeep')) AS is_ours;
+SELECT pg_try_advisory_lock(hashtext('dagapp.asset_upkeep')) AS is_acquired;
 
 -- name: asset_upkeep_unlock
 -- Let another process notify reviewers.

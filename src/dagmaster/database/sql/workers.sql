@@ -10,7 +10,7 @@ VALUES (%(worker_id)s, %(host)s, %(pid)s, %(software_version)s, %(worker_type)s,
 DELETE FROM dagapp.workers
  WHERE worker_id = %(worker_id)s;
 
--- part: hand_in
+-- part: store_reports
 -- Record finished tasks that this worker still holds. The clock is read in a subselect, which is evaluated once; a
 -- plain call would be evaluated for every row.
 report AS MATERIALIZED (
@@ -78,18 +78,18 @@ waiting AS (
             LIMIT 1) AS f
 )
 
--- part: take
--- Claim queued tasks, as many light and heavy ones as the worker and the queues have room for.
-open AS MATERIALIZED (
+-- part: claim
+-- Claim queued tasks: as many light and heavy ones as the worker has free slots, within the limits of the queues.
+open_queues AS MATERIALIZED (
     -- A queue with a limit is open only to a transaction that holds its budget (lock_budgets).
-    -- `room` is the smaller one of the limits of the queue and of the worker; the latter is never NULL.
+    -- `capacity` is the smaller one of the limits of the queue and of the worker; the latter is never NULL.
     SELECT q.name, q.place,
-           least(q.room,
+           least(q.free_slots,
                  CASE WHEN s.max_running IS NOT NULL
                       THEN s.max_running - (SELECT count(*)
                                               FROM dagapp.dag_tasks t
-                                             WHERE t.status = 'running' AND t.queue = q.name) END) AS room
-      FROM unnest(%(queues)s::text[], %(free_slots)s::int[]) WITH ORDINALITY AS q (name, room, place)
+                                             WHERE t.status = 'running' AND t.queue = q.name) END) AS capacity
+      FROM unnest(%(queues)s::text[], %(free_slots)s::int[]) WITH ORDINALITY AS q (name, free_slots, place)
       LEFT JOIN dagapp.dag_queues s
         ON s.queue = q.name
      WHERE s.queue IS NULL
@@ -97,12 +97,12 @@ open AS MATERIALIZED (
      ORDER BY q.place
 ), searched_queues AS MATERIALIZED (
     SELECT q.name AS queue
-      FROM open q
+      FROM open_queues q
 ), wanted_handlers AS MATERIALIZED (
     SELECT %(light_handlers)s::text[] || %(heavy_handlers)s::text[] AS handlers, NULL::int AS any_rank
 ),
 -- use: waiting
-, choice AS MATERIALIZED (
+, candidates AS MATERIALIZED (
     -- The kinds that this worker has handlers for, in the order in which they are served.
     SELECT w.queue, w.handler, w.priority, w.position, w.rank <= cardinality(%(light_handlers)s::text[]) AS is_light
       FROM waiting w
@@ -111,10 +111,10 @@ open AS MATERIALIZED (
 ), light AS MATERIALIZED (
     -- By queue, handler and priority, one row after the other: no row is locked that is not claimed.
     SELECT c.place, q.name AS queue
-      FROM open q
+      FROM open_queues q
      CROSS JOIN LATERAL (
-           SELECT each.place
-             FROM choice k
+           SELECT locked.place
+             FROM candidates k
             CROSS JOIN LATERAL (
                   SELECT t.ctid AS place
                     FROM dagapp.dag_tasks t
@@ -122,16 +122,16 @@ open AS MATERIALIZED (
                      AND t.position >= k.position  -- before it there are only dead rows of claimed tasks
                    ORDER BY t.position
                    LIMIT %(light)s
-                     FOR NO KEY UPDATE SKIP LOCKED) AS each
+                     FOR NO KEY UPDATE SKIP LOCKED) AS locked
             WHERE k.queue = q.name AND k.is_light
-            LIMIT greatest(0, least(%(light)s, q.room))) AS c
+            LIMIT greatest(0, least(%(light)s, q.capacity))) AS c
      LIMIT %(light)s
 ), heavy AS MATERIALIZED (
     SELECT c.place, q.name AS queue
-      FROM open q
+      FROM open_queues q
      CROSS JOIN LATERAL (
-           SELECT each.place
-             FROM choice k
+           SELECT locked.place
+             FROM candidates k
             CROSS JOIN LATERAL (
                   SELECT t.ctid AS place
                     FROM dagapp.dag_tasks t
@@ -139,9 +139,9 @@ open AS MATERIALIZED (
                      AND t.position >= k.position
                    ORDER BY t.position
                    LIMIT %(heavy)s
-                     FOR NO KEY UPDATE SKIP LOCKED) AS each
+                     FOR NO KEY UPDATE SKIP LOCKED) AS locked
             WHERE k.queue = q.name AND NOT k.is_light
-            LIMIT greatest(0, least(%(heavy)s, q.room - (SELECT count(*) FROM light l WHERE l.queue = q.name)))) AS c
+            LIMIT greatest(0, least(%(heavy)s, q.capacity - (SELECT count(*) FROM light l WHERE l.queue = q.name)))) AS c
      LIMIT %(heavy)s
 ), claimed AS (
     UPDATE dagapp.dag_tasks t
@@ -175,9 +175,9 @@ open AS MATERIALIZED (
 -- Report finished tasks and claim new ones: one statement, one commit. A row has the number of accepted reports, the name of a
 -- limited queue, or a task. The number comes first: everything that may wait for a lock precedes the claims, which never wait.
 WITH RECURSIVE
--- use: hand_in
+-- use: store_reports
 ,
--- use: take
+-- use: claim
 SELECT (SELECT count(*) FROM done)::int AS accepted, NULL::text AS limited_queue, NULL::text AS task_id,
        NULL::uuid AS job_id, NULL::text AS node_id, NULL::int AS attempt, NULL::text AS handler, NULL::jsonb AS params,
        NULL::text AS queue, NULL::float8 AS timeout_seconds, NULL::int AS retry_count, NULL::int AS losses,
@@ -190,21 +190,21 @@ SELECT NULL, limited_queue, task_id, job_id, node_id, attempt, handler, params, 
 -- name: report_tasks
 -- Report finished tasks without claiming new ones.
 WITH
--- use: hand_in
+-- use: store_reports
 SELECT count(*)::int AS accepted
   FROM done;
 
 -- name: claim_tasks
 -- Claim new tasks, without reports. A row has a task, or the name of a limited queue.
 WITH RECURSIVE
--- use: take
+-- use: claim
 SELECT limited_queue, task_id, job_id, node_id, attempt, handler, params, queue, timeout_seconds, retry_count, losses,
        params_ref, traceparent
   FROM taken;
 
 -- name: lock_budgets
--- A transaction that claims from limited queues holds their budgets until it commits, so that two workers never use the same
--- room. A separate statement, so that the one that counts running tasks sees what was committed before.
+-- A transaction that claims from limited queues holds their budgets until it commits, so that two workers never use the
+-- same capacity. A separate statement, so that the one that counts running tasks sees what was committed before.
 SELECT queue
   FROM dagapp.dag_queues
  WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL
@@ -222,7 +222,7 @@ VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
 
 -- name: record_late_reports
 -- Store reports that came too late, for diagnosis, and return them. Nothing is stored for a task that this worker has
--- never held. A report that this worker has sent before, and whose answer was lost, is not late: it was accepted then.
+-- never held. A report that this worker has sent before, and whose response was lost, is not late: it was accepted then.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)

@@ -51,7 +51,7 @@ class PipelineRun:
         return self.status in ACTIVE
 
 
-class Unanswered(Exception):
+class UnknownOutcome(Exception):
     """It is not known whether a request was carried out."""
 
 
@@ -101,7 +101,7 @@ class DataFactory:
                 return run.run_id
             try:
                 return await self._create(parameters)
-            except Unanswered:
+            except UnknownOutcome:
                 continue
         raise Unavailable("Azure Data Factory did not confirm that it has started a run", code="adf.unanswered")
 
@@ -136,17 +136,17 @@ class DataFactory:
 
     async def _create(self, parameters: Mapping[str, str]) -> str:
         path = f"/pipelines/{quote(self._pipeline, safe='')}/createRun"
-        answer = await self._request("POST", path, dict(parameters), is_repeatable=False)
-        run_id = answer.get("runId")
+        content = await self._request("POST", path, dict(parameters), is_repeatable=False)
+        run_id = content.get("runId")
         if not isinstance(run_id, str) or not run_id:
-            raise Unanswered
+            raise UnknownOutcome
         return run_id
 
     async def _request(
         self, method: str, path: str, body: dict[str, Any] | None = None, *, is_repeatable: bool = True
     ) -> dict[str, Any]:
-        """The response as JSON. Raises `Unanswered` if it is not known whether a request that must not be repeated was
-        carried out."""
+        """The response as JSON. Raises `UnknownOutcome` if it is not known whether a request that must not be repeated
+        was carried out."""
         problem, has_renewed = "", False
         async with _client() as http:
             for number in range(TRIES):
@@ -157,7 +157,7 @@ class DataFactory:
                     problem = type(error).__name__
                 except httpx2.HTTPError as error:
                     if not is_repeatable:
-                        raise Unanswered from None
+                        raise UnknownOutcome from None
                     problem = type(error).__name__
                 else:
                     if response.is_success:
@@ -170,7 +170,7 @@ class DataFactory:
                     if response.status_code < 500 and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
                         raise _refused(response)
                     if response.status_code >= 500 and not is_repeatable:
-                        raise Unanswered
+                        raise UnknownOutcome
                     pause = _retry_after(response, pause)
                 await self._sleep(pause)
         raise Unavailable(f"Azure Data Factory cannot be reached: {problem}", code="adf.unreachable")
@@ -192,18 +192,18 @@ async def _client() -> AsyncIterator[httpx2.AsyncClient]:
 
 def _json_of(response: httpx2.Response) -> dict[str, Any]:
     try:
-        answer = response.json() if response.content else {}
+        content = response.json() if response.content else {}
     except ValueError:
-        answer = {}
-    return answer if isinstance(answer, dict) else {}
+        content = {}
+    return content if isinstance(content, dict) else {}
 
 
-def _run_of(answer: Mapping[str, Any]) -> PipelineRun:
-    parameters = answer.get("parameters")
+def _run_of(fields: Mapping[str, Any]) -> PipelineRun:
+    parameters = fields.get("parameters")
     return PipelineRun(
-        run_id=str(answer.get("runId") or ""),
-        status=str(answer.get("status") or ""),
-        message=_short(str(answer.get("message") or "")),
+        run_id=str(fields.get("runId") or ""),
+        status=str(fields.get("status") or ""),
+        message=_short(str(fields.get("message") or "")),
         parameters=parameters if isinstance(parameters, dict) else {},
     )
 

@@ -23,7 +23,7 @@ class CheckedTarget(FrozenModel):
 
 
 def check(ctx: SyncContext, params: NamedRevision) -> CheckedTarget:
-    """Check that a revision is not published, and that no other job makes or removes its copies."""
+    """Check that a revision is no longer approved and public, and that no other job makes or removes its copies."""
     with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
         revision = session.find(params.asset_id, params.version_ordinal, params.revision)
         session.claim(revision)

@@ -153,8 +153,8 @@ def public_name(source: SourceFile) -> str | None:
 
 
 def renders_of(source: SourceFile, facts: RasterFacts, about: About, kind: RasterType) -> Json:
-    """The renders of all tiles, from a sample of the source:
-    with different ranges, borders between tiles would show."""
+    """The renders of all tiles, from a sample of the source: with different ranges, borders between tiles would be
+    visible."""
     with opened(source.gdal_path, remote=source.is_remote) as dataset:
         sample = take_sample(dataset, facts)
     statistics: list[BandStatistics | None] = []

@@ -77,10 +77,10 @@ class Audit(Replay):
         own = self.graph.workflow.nodes.get(row.node_id) if self.graph else None
         if not isinstance(own, FanInNode) or own.handler or own.aggregation == "concat" or row.gathered is None:
             return
-        good = self.rebuilt.nodes[row.node_id].gathered
-        if row.status == NodeStatus.COMPLETED and row.gathered != good:
+        expected = self.rebuilt.nodes[row.node_id].gathered
+        if row.status == NodeStatus.COMPLETED and row.gathered != expected:
             self._report(
-                FindingCode.FAN_IN, f"gathered {row.gathered} results, but {good} children completed", row.node_id
+                FindingCode.FAN_IN, f"gathered {row.gathered} results, but {expected} children completed", row.node_id
             )
 
     def _attempt(self, node_id: str, attempt: int) -> tuple[RebuiltNode, str] | None:
@@ -88,7 +88,7 @@ class Audit(Replay):
         node = self.rebuilt.nodes.get(node_id)
         if node is None or not 0 < attempt <= node.attempt:
             return None
-        return node, node.trace[attempt - 1]
+        return node, node.attempt_states[attempt - 1]
 
     def check_task(self, row: TaskRow) -> None:
         """Compare a task with the events of its attempt."""
@@ -181,7 +181,7 @@ class Audit(Replay):
         if node.tasks < node.attempt:
             missing = f"{node.attempt} attempts were dispatched, but {node.tasks} have a task"
             self._report(FindingCode.TASK_MISSING, missing, node_id)
-        reported = sum(node.trace.count(end.value) for end in REPORTED)
+        reported = sum(node.attempt_states.count(end.value) for end in REPORTED)
         if node.results < reported:
             message = f"{reported} attempts were reported by a worker, but {node.results} have an accepted result"
             self._report(FindingCode.RESULT, message, node_id)
@@ -213,20 +213,20 @@ class Audit(Replay):
 
     def _expected_outcome(self) -> tuple[str, str | None]:
         assert self.graph is not None
-        bad: dict[Importance, str] = {}
+        unsuccessful: dict[Importance, str] = {}
         for node_id, node in self.graph.workflow.nodes.items():
             state = self.rebuilt.nodes.get(node_id)
             if state is None or node.type in ("start", "end"):
                 continue
-            is_lost = state.status == NodeStatus.SKIPPED and state.reason != SkipReason.BRANCH_NOT_TAKEN
+            has_failed_dependency = state.status == NodeStatus.SKIPPED and state.reason != SkipReason.BRANCH_NOT_TAKEN
             if (
-                is_lost
+                has_failed_dependency
                 or state.status in (NodeStatus.FAILED, NodeStatus.CANCELLED)
                 or self.dependencies.exceeds_tolerance(node_id)
             ):
-                bad.setdefault(node.importance, node_id)
-        if Importance.CRITICAL in bad:
-            return JobStatus.FAILED, bad[Importance.CRITICAL]
-        if Importance.IMPORTANT in bad:
-            return JobStatus.PARTIAL_SUCCESS, bad[Importance.IMPORTANT]
+                unsuccessful.setdefault(node.importance, node_id)
+        if Importance.CRITICAL in unsuccessful:
+            return JobStatus.FAILED, unsuccessful[Importance.CRITICAL]
+        if Importance.IMPORTANT in unsuccessful:
+            return JobStatus.PARTIAL_SUCCESS, unsuccessful[Importance.IMPORTANT]
         return JobStatus.COMPLETED, None

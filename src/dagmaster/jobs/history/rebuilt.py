@@ -52,14 +52,14 @@ RESULT_STATUSES: dict[str, frozenset[str]] = {
 
 @dataclass(slots=True)
 class RebuiltNode:
-    """A node as its events describe it. `trace` has one letter (`AttemptState`) per attempt.
+    """A node as its events describe it. `attempt_states` has one letter (`AttemptState`) per attempt.
 
     Unlike a `NodeView`, it also has each attempt, and counts the rows that were compared with it.
     """
 
     status: str
     parent_node_id: str | None = None
-    trace: str = ""
+    attempt_states: str = ""
     run: int = 1
     retry_count: int = 0
     loss_count: int = 0
@@ -76,11 +76,11 @@ class RebuiltNode:
 
     @property
     def attempt(self) -> int:
-        return len(self.trace)
+        return len(self.attempt_states)
 
     @property
     def is_live(self) -> bool:
-        return self.trace[-1:] in LIVE
+        return self.attempt_states[-1:] in LIVE
 
 
 @dataclass(slots=True)

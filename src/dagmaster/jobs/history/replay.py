@@ -237,11 +237,11 @@ class Replay:
             self._report_event(FindingCode.WHILE_FAILING, event, f"dispatched after {failed} had failed")
         if node.attempt == 0 and node.parent_node_id is None:
             self._check_fan_in(event, node_id)
-        node.trace += AttemptState.QUEUED.value
+        node.attempt_states += AttemptState.QUEUED.value
 
     def _started(self, event: EventRow, node_id: str, node: RebuiltNode) -> None:
         if self._is_current(event, node_id, node):
-            node.trace = node.trace[:-1] + AttemptState.RUNNING.value
+            node.attempt_states = node.attempt_states[:-1] + AttemptState.RUNNING.value
 
     def _is_current(self, event: EventRow, node_id: str, node: RebuiltNode) -> bool:
         if node.is_live and event.attempt == node.attempt:
@@ -255,7 +255,7 @@ class Replay:
 
     def _ends(self, event: EventRow, node_id: str, node: RebuiltNode, end: AttemptState) -> None:
         if self._is_current(event, node_id, node):
-            node.trace = node.trace[:-1] + end.value
+            node.attempt_states = node.attempt_states[:-1] + end.value
 
     def _completed(self, event: EventRow, node_id: str, node: RebuiltNode) -> None:
         if event.attempt is not None:
@@ -286,7 +286,8 @@ class Replay:
             case "task.lost":
                 end = AttemptState.LOST
             case "task.overran":
-                end = AttemptState.EXPIRED if node.trace[-1:] == AttemptState.QUEUED.value else AttemptState.OVERRAN
+                is_queued = node.attempt_states[-1:] == AttemptState.QUEUED.value
+                end = AttemptState.EXPIRED if is_queued else AttemptState.OVERRAN
             case _:
                 end = AttemptState.FAILED
         self._ends(event, node_id, node, end)

@@ -51,7 +51,7 @@ async def dry_run(
 
 async def _outcome(store: AssetStore, checked: CheckedSubmission) -> dict[str, Any]:
     try:
-        if (earlier := await store.earlier_answer(checked.new)) is not None:
+        if (earlier := await store.earlier_result(checked.new)) is not None:
             return _repeated(earlier)
         asset = await store.state(checked.new.asset_id)
         decision = checked.decide(asset.state if asset else None)

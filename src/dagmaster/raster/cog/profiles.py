@@ -47,7 +47,7 @@ class CogProfile:
             case Tier.ANALYSIS:
                 return "DEFLATE"
             case Tier.ARCHIVE:
-                # Measured: with a predictor, DEFLATE 12 is smaller than ZSTD 22 for bytes, and ZSTD is for wider types.
+                # Measured, with a predictor: DEFLATE 12 is smaller than ZSTD 22 for bytes, and larger for wider types.
                 return "DEFLATE" if _is_byte(dtype) else "ZSTD"
 
     def options(self, dtype: str) -> dict[str, str | int]:

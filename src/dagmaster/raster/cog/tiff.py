@@ -102,9 +102,10 @@ class _OffsetFormat:
     def inline(self) -> int:
         return 8 if self.is_big else 4
 
-    def pack(self, directory: _Directory, place: int, following: int) -> bytes:
+    def pack(self, directory: _Directory, offset: int, following: int) -> bytes:
+        """A directory at an offset, with its long values behind it. `following` is the offset of the next directory."""
         entries = sorted(directory.entries.items())
-        beyond = place + (16 + 20 * len(entries) if self.is_big else 6 + 12 * len(entries))
+        value_offset = offset + (16 + 20 * len(entries) if self.is_big else 6 + 12 * len(entries))
         head = [struct.pack("<Q" if self.is_big else "<H", len(entries))]
         tail = []
         for tag, (kind, count, value) in entries:
@@ -112,17 +113,17 @@ class _OffsetFormat:
             if len(value) <= self.inline:
                 head.append(value.ljust(self.inline, b"\0"))
             else:
-                head.append(self._offset(beyond))
+                head.append(self._packed(value_offset))
                 tail.append(value.ljust(_even(len(value)), b"\0"))
-                beyond += len(tail[-1])
-        return b"".join([*head, self._offset(following), *tail])
+                value_offset += len(tail[-1])
+        return b"".join([*head, self._packed(following), *tail])
 
-    def _offset(self, place: int) -> bytes:
-        return struct.pack("<Q" if self.is_big else "<I", place)
+    def _packed(self, offset: int) -> bytes:
+        return struct.pack("<Q" if self.is_big else "<I", offset)
 
-    def offsets(self, places: list[int]) -> tuple[int, int, bytes]:
+    def offsets(self, offsets: list[int]) -> tuple[int, int, bytes]:
         kind, letter = (_LONG8, "Q") if self.is_big else (_LONG, "I")
-        return kind, len(places), struct.pack(f"<{len(places)}{letter}", *places)
+        return kind, len(offsets), struct.pack(f"<{len(offsets)}{letter}", *offsets)
 
 
 def _parts(directories: list[_Directory], form: _OffsetFormat) -> Iterator[bytes]:
@@ -130,31 +131,31 @@ def _parts(directories: list[_Directory], form: _OffsetFormat) -> Iterator[bytes
         sizes = [size for _, size in directory.blocks]
         directory.entries[_TILE_SIZES] = _LONG, len(sizes), struct.pack(f"<{len(sizes)}I", *sizes)
         directory.entries[_TILE_OFFSETS] = form.offsets([0] * len(sizes))
-    places = [form.first_directory]
+    offsets = [form.first_directory]
     for directory in directories:
-        places.append(places[-1] + form.directory_size(directory))
-    _place_blocks(directories, form, places[-1])
+        offsets.append(offsets[-1] + form.directory_size(directory))
+    _place_blocks(directories, form, offsets[-1])
 
     yield (form.header + _GHOST).ljust(form.first_directory, b"\0")
-    for directory, place, following in zip(directories, places[:-1], [*places[1:-1], 0], strict=True):
-        yield form.pack(directory, place, following)
+    for directory, offset, following in zip(directories, offsets[:-1], [*offsets[1:-1], 0], strict=True):
+        yield form.pack(directory, offset, following)
     for directory in reversed(directories):
         yield from _blocks(directory)
 
 
 def _place_blocks(directories: list[_Directory], form: _OffsetFormat, start: int) -> None:
     for directory in reversed(directories):
-        places = []
+        offsets = []
         for _, size in directory.blocks:
-            places.append(start + 4 if size else 0)
+            offsets.append(start + 4 if size else 0)
             start += size + 8 if size else 0
-        directory.entries[_TILE_OFFSETS] = form.offsets(places)
+        directory.entries[_TILE_OFFSETS] = form.offsets(offsets)
 
 
 def _blocks(directory: _Directory) -> Iterator[bytes]:
-    for place, size in directory.blocks:
+    for offset, size in directory.blocks:
         if size:
-            block = _read(directory.file, place, size)
+            block = _read(directory.file, offset, size)
             yield b"".join([struct.pack("<I", size), block, block[-4:].rjust(4, b"\0")])
 
 
@@ -180,8 +181,8 @@ def _directory(image: Image, files: ExitStack) -> _Directory:
 def _entry(file: BinaryIO, entry: bytes) -> tuple[int, tuple[int, int, bytes]]:
     tag, kind, count = struct.unpack_from("<HHQ", entry)
     size = _SIZES[kind] * count
-    (place,) = struct.unpack_from("<Q", entry, 12)
-    value = entry[12 : 12 + size] if size <= 8 else _read(file, place, size)
+    (offset,) = struct.unpack_from("<Q", entry, 12)
+    value = entry[12 : 12 + size] if size <= 8 else _read(file, offset, size)
     return tag, (kind, count, value)
 
 

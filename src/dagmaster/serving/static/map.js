@@ -44,7 +44,7 @@ async function start() {
 async function fetchJson(path, parameters = {}) {
   const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
   const body = await response.json();
-  if (!response.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
+  if (!response.ok) throw Object.assign(new Error([body.detail, body.hint].filter(Boolean).join(": ")), { status: response.status });
   return body;
 }
 
@@ -395,7 +395,8 @@ async function showValues(left, top) {
     const point = await fetchJson(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, { ...revision, version: facts.version, rev: facts.revision });
     if (selectedPoint === at) fillPopup(point.values.map((value, i) => [point.band_descriptions?.[i] || point.band_names[i], valueText(value)]), lon, lat);
   } catch (error) {
-    if (selectedPoint === at) fillPopup([["no data here", ""]], lon, lat);
+    const text = error.status === 404 ? "no data here" : "the value cannot be read now; click again";
+    if (selectedPoint === at) fillPopup([[text, ""]], lon, lat);
   }
 }
 

@@ -113,9 +113,9 @@ def _other_versions(versions: Mapping[str, Any]) -> Iterator[str]:
     """Which parts of the cluster have another version of distributed than this machine."""
     own = versions["client"]["packages"]["distributed"]
     parts = {"the scheduler": versions["scheduler"]}
-    parts |= {f"the Dask worker {address}": each for address, each in versions["workers"].items()}
-    for name, each in parts.items():
-        other = each["packages"]["distributed"]
+    parts |= {f"the Dask worker {address}": part for address, part in versions["workers"].items()}
+    for name, part in parts.items():
+        other = part["packages"]["distributed"]
         if other != own:
             yield f"{name} has distributed {other}, and this machine has {own}"
 

@@ -140,9 +140,9 @@ class FrameRelay:
         self._pool = pool
         self._silence_seconds = silence_seconds
         self._writing = asyncio.Lock()
-        self._on_the_way_bytes = 0
-        self._has_room = asyncio.Event()
-        self._has_room.set()
+        self._unconfirmed_bytes = 0
+        self._window_is_open = asyncio.Event()
+        self._window_is_open.set()
         self._last: Message = {}  # how the platform's worker ended the run
 
     async def run(self) -> None:
@@ -187,17 +187,17 @@ class FrameRelay:
         """Forward frames until the child has ended."""
         with contextlib.suppress(BrokenChannel):
             while True:
-                await self._has_room.wait()
+                await self._window_is_open.wait()
                 packed = await child.receive_packed()
                 self._count(counted_bytes(packed.body, packed.attached))
                 await self._write({"kind": "frame", "body": packed.body, "attached": packed.attached})
 
     def _count(self, size_bytes: int) -> None:
-        self._on_the_way_bytes += size_bytes
-        if self._on_the_way_bytes < WINDOW_BYTES:
-            self._has_room.set()
+        self._unconfirmed_bytes += size_bytes
+        if self._unconfirmed_bytes < WINDOW_BYTES:
+            self._window_is_open.set()
         else:
-            self._has_room.clear()
+            self._window_is_open.clear()
 
     async def _end(self, child: Child, directions: list[asyncio.Task[None]]) -> None:
         """Keep the child for another task, or kill it. Confirm that, and close the connection."""

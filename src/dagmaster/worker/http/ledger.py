@@ -45,7 +45,7 @@ T = TypeVar("T")
 OnExchange = Callable[[Demand, Sequence[TaskMessage]], None]
 _RESERVED_BYTES = 200_000  # reserved in a request for everything that is not a report
 _MAX_RENEWAL_BYTES = MAX_BODY_BYTES // 2
-_MAX_INCOMPLETE = 5  # after this many downloads that end early, a payload counts as damaged
+_MAX_INCOMPLETE_DOWNLOADS = 5  # after this many downloads that end early, a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
 _UNKNOWN_FIELD_SECONDS = 60.0  # after this time, a platform that did not know a field may have been upgraded
 _log = log.get("worker")
@@ -58,7 +58,7 @@ class HttpLedger:
         self._requests = requests
         self._on_exchange = on_exchange
         self._unknown_until: dict[str, float] = {}  # fields that a platform of an older release does not know
-        self._turn = 0
+        self._rotation = 0
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
         body = {
@@ -132,10 +132,10 @@ class HttpLedger:
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeAnswer:
         """Send several requests, none of which can claim more tasks than there are free slots. The first one contains
-        the reports, and the queues take turns in being the first."""
-        self._turn += 1
+        the reports. The order of the queues rotates, so that each is the first from time to time."""
+        self._rotation += 1
         groups = _queue_groups(demand)
-        groups = groups[self._turn % len(groups) :] + groups[: self._turn % len(groups)]
+        groups = groups[self._rotation % len(groups) :] + groups[: self._rotation % len(groups)]
         response = ExchangeAnswer(claimed=[], accepted=0, late=[])
         is_first = True
         for queues in groups:
@@ -169,7 +169,7 @@ class HttpLedger:
             "heavy": min(demand.heavy, MAX_CLAIMED),
         }
         if demand.free_slots:  # an older platform does not know the field
-            wanted["free_slots"] = {queue: min(room, MAX_CLAIMED) for queue, room in demand.free_slots.items()}
+            wanted["free_slots"] = {queue: min(count, MAX_CLAIMED) for queue, count in demand.free_slots.items()}
         body = {"reports": list(map(orjson.Fragment, reports)), "demand": wanted, "lease_seconds": lease_seconds}
         content = orjson.dumps(body)
         return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
@@ -214,7 +214,7 @@ class HttpPayloads:
         self._worker_id = worker_id
         self._path = f"/tasks/{quote(attempt, safe='')}"
         self._patience_seconds = patience_seconds
-        self._incomplete = 0
+        self._incomplete_downloads = 0
 
     async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
         if len(encoded) > LOADABLE_BYTES:
@@ -233,8 +233,8 @@ class HttpPayloads:
         try:
             content = (await self._requests.request("GET", self._worker_id, f"{self._path}/params")).content
         except Unavailable as error:
-            self._incomplete += error.code == "server.lost"
-            if self._incomplete >= _MAX_INCOMPLETE:
+            self._incomplete_downloads += error.code == "server.lost"
+            if self._incomplete_downloads >= _MAX_INCOMPLETE_DOWNLOADS:
                 raise payload.damaged(job_id, reference, 0) from None
             raise
         payload.check(job_id, reference, await asyncio.to_thread(payload.reference_to, content))
@@ -243,7 +243,7 @@ class HttpPayloads:
     async def read_results(self, _job_id: UUID, _node_id: str, offset: int, limit: int) -> list[ChildResult]:
         """The platform reads the node from the task's params."""
         params = {"offset": offset, "limit": min(limit, MAX_RESULTS)}
-        response = await self._patiently(
+        response = await self._retry_during_outage(
             lambda: self._requests.send(
                 "GET", self._worker_id, f"{self._path}/results", ResultsOfChildren, params=params
             )
@@ -256,7 +256,7 @@ class HttpPayloads:
         self, _running: Running, name: str, data: Any, artifacts: Sequence[Mapping[str, Any]] = ()
     ) -> bool:
         body = {"name": name, "data": data, "artifacts": artifacts}
-        response = await self._patiently(
+        response = await self._retry_during_outage(
             lambda: self._requests.send(
                 "PUT", self._worker_id, f"{self._path}/checkpoints", CheckpointReceipt, body=body
             )
@@ -264,12 +264,12 @@ class HttpPayloads:
         return response.is_saved
 
     async def load_checkpoints(self, _job_id: UUID, _node_id: str) -> list[Checkpoint]:
-        response = await self._patiently(
+        response = await self._retry_during_outage(
             lambda: self._requests.send("GET", self._worker_id, f"{self._path}/checkpoints", SavedCheckpoints)
         )
         return [Checkpoint.model_construct(**dict(row)) for row in response.checkpoints]
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+    async def _retry_during_outage(self, call: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_seconds
         seconds, longest = _PAUSE_SECONDS
@@ -345,7 +345,7 @@ def _messages(claimed: Sequence[ClaimedTask], demand: Demand) -> tuple[TaskMessa
     heavy = sum(task.handler in demand.heavy_handlers for task in claimed)
     are_wanted = light <= demand.light and heavy <= demand.heavy and light + heavy == len(claimed)
     by_queue = Counter(task.queue for task in claimed)
-    are_wanted = are_wanted and all(by_queue[queue] <= room for queue, room in demand.free_slots.items())
+    are_wanted = are_wanted and all(by_queue[queue] <= count for queue, count in demand.free_slots.items())
     if not are_wanted or not all(task.queue in demand.queues for task in claimed):
         raise unexpected("it has tasks that this worker did not request")
     if any(task.task_id != task_id(task.job_id, task.node_id, task.attempt) for task in claimed):

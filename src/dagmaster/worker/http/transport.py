@@ -1,7 +1,8 @@
-"""Tasks are announced by a request that waits on the server, and orchestrators are notified by a request.
+"""The transport and the notifier of a worker over HTTP.
 
-The request names the handlers that have free slots, so that the server answers only if there is a task for one of them.
-If further handlers get free slots, the request is replaced.
+The transport learns of tasks by long polling. Its request names the handlers that have free slots, so that the server
+responds only if there is a task for one of them. If further handlers get free slots, the request is replaced. The
+notifier sends a request, and the server notifies the orchestrators.
 """
 
 import asyncio
@@ -69,8 +70,8 @@ class HttpTransport:
         return ()
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
-        """Wait for announcements. This may take longer than `timeout_seconds`: the server answers when there is a task,
-        so shorter requests would be needless polling."""
+        """Wait for announcements. This may take longer than `timeout_seconds`: the server responds when there is a
+        task, so shorter requests would be needless polling."""
         if self._empty_claims:
             low, high = _PAUSE_SECONDS
             await asyncio.sleep(min(high, low * 2**self._empty_claims) * self._rng.uniform(0.5, 1.0))

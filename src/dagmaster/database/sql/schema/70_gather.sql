@@ -13,7 +13,8 @@ SELECT coalesce(bool_and(scale(n::numeric) = 0 AND n::numeric BETWEEN -922337203
   FROM jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') AS n
 $$;
 
--- The sum; an error if JSON readers cannot hold it. They can hold integers of 64 bits, and what rounds to a finite 64-bit float.
+-- The sum; an error if JSON readers cannot represent it. They can represent integers of 64 bits, and numbers that are
+-- rounded to a finite 64-bit float.
 CREATE OR REPLACE FUNCTION dagapp.checked_sum(of_job uuid, fan_out text, total numeric, is_whole boolean) RETURNS numeric
 LANGUAGE plpgsql STABLE
 AS $$

@@ -1,4 +1,5 @@
--- What retention does to whole tables: it is short, and waits until the transactions that it could affect have ended.
+-- The functions of retention that lock whole tables. Each is short, and waits until the transactions that it could
+-- affect have ended.
 
 -- Delete definitions that no job uses. A submission inserts into this table before it creates its job, and holds a lock
 -- on the table until it commits, so no definition is deleted before its first job is visible.
