@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+_OWN_FOLDER = str(PurePath(__file__).parent)
 _STANDARD_LIBRARY = str(PurePath(traceback.__file__).parent)
 
 
@@ -133,6 +134,8 @@ def place_of(error: BaseException) -> str:
 
 
 def _is_of_library(file: str) -> bool:
+    if file.startswith(_OWN_FOLDER):  # which is in site-packages, if dagmaster was installed from a wheel
+        return False
     return "site-packages" in file or file.startswith((_STANDARD_LIBRARY, "<"))
 
 
