@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 CHUNK_BYTES = 65_536
 POLL_SECONDS = 0.02
-ANSWER_SECONDS = 1.0
+RESPONSE_SECONDS = 1.0
 SOCKET = ".s.PGSQL.5432"
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _HEADER_BYTES = 5
@@ -161,7 +161,7 @@ class Link:
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait(pumps, timeout=ANSWER_SECONDS)  # data in the other direction may still arrive
+            await asyncio.wait(pumps, timeout=RESPONSE_SECONDS)  # data in the other direction may still arrive
         except asyncio.CancelledError:
             pass  # the proxy ends; asyncio would log the cancellation
         finally:
@@ -181,7 +181,7 @@ class Link:
                 await target.drain()
                 if direction == "up" and self._resets_after(chunk, connection):
                     connection.reset()
-                    await asyncio.sleep(ANSWER_SECONDS)  # the server executes it after its client has disconnected
+                    await asyncio.sleep(RESPONSE_SECONDS)  # the server executes it after its client has disconnected
                     return
 
     async def _delay_or_hold(self, direction: Direction) -> None:

@@ -16,7 +16,7 @@ import rasterio
 
 from dagmaster import __version__
 from dagmaster.client import connection
-from dagmaster.database.maintenance.server import Clock, ServerAnswer
+from dagmaster.database.maintenance.server import Clock, ServerResponse
 from dagmaster.doctor import database, findings, machine
 from dagmaster.doctor.findings import FindingLevel, Judgement
 from dagmaster.errors import Conflict, InvalidRequest, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
@@ -343,8 +343,8 @@ class FakeServer:
         return lambda _dsn: self.answers[name]
 
 
-def database_with(answer: ServerAnswer | None = None, **settings: Any) -> database.Database:
-    return database.Database("", settings_with(**settings), 60, answer or ServerAnswer(None, 0.01, False))
+def database_with(response: ServerResponse | None = None, **settings: Any) -> database.Database:
+    return database.Database("", settings_with(**settings), 60, response or ServerResponse(None, 0.01, False))
 
 
 @pytest.fixture
@@ -367,17 +367,17 @@ def judged(monkeypatch):
         ({"is_standby": True}, [PROBLEM]),
         ({"is_read_only": True}, [PROBLEM]),
         ({"is_pooled": True}, [PROBLEM]),
-        ({"answer_seconds": 1.5}, [WARNING]),
+        ({"response_seconds": 1.5}, [WARNING]),
         ({"version_number": 140011, "is_standby": True}, [PROBLEM, PROBLEM]),
     ],
 )
 def test_servers_are_checked(facts, expected):
-    assert levels(database.check_postgres(database_with(answer_of(**facts)))) == expected
+    assert levels(database.check_postgres(database_with(response_of(**facts)))) == expected
 
 
-def answer_of(*, answer_seconds: float = 0.01, is_pooled: bool = False, **facts: Any) -> ServerAnswer:
+def response_of(*, response_seconds: float = 0.01, is_pooled: bool = False, **facts: Any) -> ServerResponse:
     facts = {"version": "15.4", "version_number": 150004, "is_standby": False, "is_read_only": False, **facts}
-    return ServerAnswer(row(**facts), answer_seconds, is_pooled)
+    return ServerResponse(row(**facts), response_seconds, is_pooled)
 
 
 SETTINGS = {
@@ -419,7 +419,7 @@ def test_settings_of_the_server_are_checked(judged, changed, expected):
 def test_the_number_of_connections_is_checked(monkeypatch, used, expected):
     monkeypatch.setattr(database, "server", FakeServer({"settings": SETTINGS}))
 
-    judgements = list(database.check_connections(database_with(answer_of(connections=used), worker_processes=2)))
+    judgements = list(database.check_connections(database_with(response_of(connections=used), worker_processes=2)))
 
     assert levels(judgements) == [expected]
     assert f"{used} of 97 in use" in judgements[0].observation
@@ -428,10 +428,10 @@ def test_the_number_of_connections_is_checked(monkeypatch, used, expected):
 
 def test_an_orchestrator_needs_more_connections_with_a_broker(monkeypatch):
     monkeypatch.setattr(database, "server", FakeServer({"settings": SETTINGS}))
-    answer = answer_of(connections=1)
-    with_broker = database_with(answer, transport="servicebus", service_bus_namespace="example-bus")
+    response = response_of(connections=1)
+    with_broker = database_with(response, transport="servicebus", service_bus_namespace="example-bus")
 
-    (usual,), (more,) = (list(database.check_connections(on)) for on in (database_with(answer), with_broker))
+    (usual,), (more,) = (list(database.check_connections(on)) for on in (database_with(response), with_broker))
 
     assert "an orchestrator takes up to 54" in usual.observation
     assert "an orchestrator takes up to 56" in more.observation
@@ -617,5 +617,5 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_does_not_stop_the_others()
     assert time.monotonic() - begun < 5
     assert "RuntimeError" in results["fails"][0].observation
     assert "hunter2" not in results["fails"][0].observation
-    assert "no answer within 0.3 s" in results["hangs"][0].observation
+    assert "no response within 0.3 s" in results["hangs"][0].observation
     assert results["works"][0].observation == "the subject"

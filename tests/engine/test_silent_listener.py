@@ -77,7 +77,7 @@ async def send(dsn: str, topic: str) -> None:
 
 async def test_notifications_resume_after_a_connection_has_fallen_silent(database, monkeypatch):
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.3)
-    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(module, "RESPONSE_SECONDS", 0.3)
     async with SilencingProxy(database).running() as proxy:
         notifier = PostgresNotifier(proxy.dsn, ["jobs"])
         notifier.start()

@@ -422,7 +422,7 @@ async def test_the_doctor_shows_the_workers_and_slots_of_a_cluster(shared: DaskC
     async with connected(shared, expected=2):  # the Dask worker has registered
         ((level, text),) = await asyncio.to_thread(doctor_on, shared.address)
 
-    assert (level, text) == ("ok", f"{shared.address} answers, 1 Dask worker with 2 slots")
+    assert (level, text) == ("ok", f"{shared.address} responds, 1 Dask worker with 2 slots")
 
 
 async def test_the_doctor_lists_the_dask_workers_that_cannot_be_used(

@@ -173,7 +173,7 @@ async def _exchange(
     async with services.exchange_ledgers.acquire() as ledger:
         call = ledger.exchange if is_claiming else ledger.report
         response = await call(worker_id, reports, demand, lease_seconds=lease_seconds)
-    return Response(requests.answer_of(response), media_type="application/json")
+    return Response(requests.encoded_response(response), media_type="application/json")
 
 
 @router.post("/{worker_id}/renew", operation_id="renew_leases", summary="Renew leases", responses=responses())

@@ -226,7 +226,7 @@ def too_large_payload() -> InvalidRequest:
     )
 
 
-def answer_of(exchange: Exchange) -> bytes:
+def encoded_response(exchange: Exchange) -> bytes:
     """An ExchangeAnswer as JSON, written without the model, because these responses are frequent and large."""
     return orjson.dumps(
         {

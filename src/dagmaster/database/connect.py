@@ -190,7 +190,7 @@ def too_old(server_version: int) -> Unavailable:
 
 async def require_own_session(connection: Connection) -> None:
     """Refuse a connection through a pooler: LISTEN, prepared statements and settings need a session of their own.
-    Through a pooler, the backend process that answers is not the one announced when the connection was made."""
+    Through a pooler, the backend process that responds is not the one announced when the connection was made."""
     cursor = connection.cursor(row_factory=scalar_row)
     backend_pid = await (await cursor.execute("SELECT pg_backend_pid()")).fetchone()
     if backend_pid != connection.info.backend_pid:
@@ -203,7 +203,7 @@ def pooled() -> Unavailable:
 
 def _pooler(message: str) -> Unavailable:
     return Unavailable(
-        f"a connection pooler answers instead of the database: {message}",
+        f"a connection pooler responds instead of the database: {message}",
         code="database.pooler",
         hint="use the address of the server in DATABASE_URL: LISTEN and session settings need a connection of their "
         "own. The address of a pooler belongs in DATABASE_POOLER_URL",

@@ -1,4 +1,4 @@
-"""The checks of the database: first whether it answers, then the server, then what is in its schema."""
+"""The checks of the database: first whether it responds, then the server, then what is in its schema."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,12 +30,12 @@ HOUR_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database that answers. An instance counts as dead after `alive_seconds` without a heartbeat."""
+    """A database that responds. An instance counts as dead after `alive_seconds` without a heartbeat."""
 
     dsn: str
     settings: Settings
     alive_seconds: float
-    answer: server.ServerAnswer
+    response: server.ServerResponse
 
 
 def diagnose(target: Target) -> findings.Findings:
@@ -69,7 +69,7 @@ def _reach(target: Target) -> Database | None:
 
 def check_postgres(on: Database) -> Judgements:
     """The problems are the errors with which roles refuse a server."""
-    facts, seconds, is_pooled = on.answer
+    facts, seconds, is_pooled = on.response
     refusals = (
         (facts.version_number < OLDEST_MAJOR * 10_000, too_old(facts.version_number)),
         (facts.is_standby, read_only("it is a standby")),
@@ -77,8 +77,8 @@ def check_postgres(on: Database) -> Judgements:
         (is_pooled, pooled()),
     )
     fix = "run orchestrators and workers near the database, and check whether the server is overloaded"
-    answer = judge(seconds, f"PostgreSQL {facts.version}, answers in {seconds * 1000:.0f} ms", fix, warning=1)
-    return [problem(error.message, error.hint) for is_refused, error in refusals if is_refused] or [answer]
+    responding = judge(seconds, f"PostgreSQL {facts.version}, responds in {seconds * 1000:.0f} ms", fix, warning=1)
+    return [problem(error.message, error.hint) for is_refused, error in refusals if is_refused] or [responding]
 
 
 _TURN_ON = "ALTER SYSTEM SET {} = on, then reload"
@@ -109,7 +109,7 @@ def check_postgres_settings(on: Database) -> Judgements:
 
 
 def check_connections(on: Database) -> Judgements:
-    settings, used = server.settings(on.dsn), on.answer.facts.connections
+    settings, used = server.settings(on.dsn), on.response.facts.connections
     reserved = int(settings.get("superuser_reserved_connections", 0)) + int(settings.get("reserved_connections", 0))
     total = int(settings["max_connections"]) - reserved
     has_broker = on.settings.transport == "servicebus"

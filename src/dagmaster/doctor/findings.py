@@ -90,7 +90,7 @@ def call_all(
     futures = {name: DaemonThreads().submit(call) for name, call in calls.items()}
     wait(futures.values(), patience_seconds)
     hint = "check whether the machine, its disks or the network hang"
-    late = Unavailable(f"no answer within {patience_seconds:g} s", code="check.timeout", hint=hint)
+    late = Unavailable(f"no response within {patience_seconds:g} s", code="check.timeout", hint=hint)
     return {
         name: (future.exception() or future.result()) if future.done() else late for name, future in futures.items()
     }

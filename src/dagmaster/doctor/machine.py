@@ -30,7 +30,7 @@ from dagmaster.local.embedded import Cluster, find_binaries
 from dagmaster.quantities import counted, size_text
 from dagmaster.settings import Settings
 
-_ANSWER_SECONDS = 10.0
+_RESPONSE_SECONDS = 10.0
 _SHARED_MEMORY = Path("/dev", "shm")
 
 
@@ -168,17 +168,17 @@ def check_api(target: Target) -> Judgements:
         if error.code not in ("auth.required", "auth.not-allowed"):
             raise
         # Not every caller may read the health: a worker over HTTP, for example, may not.
-        return [ok(f"{url} answers; it shows its version and health only to keys that may read metrics")]
+        return [ok(f"{url} responds; it shows its version and health only to keys that may read metrics")]
     failed = [check for check in health.checks if not check.is_ok]
     judgements = [problem(f"{url} is not healthy: {each.name}: {each.detail}", each.hint) for each in failed]
     if health.version != __version__:
         fix = f"use the same version on both sides: pip install dagmaster=={health.version}, or upgrade the platform"
         judgements.append(warning(f"{url} has version {health.version}, this command has {__version__}", fix))
-    return judgements or [ok(f"{url} answers, version {health.version}")]
+    return judgements or [ok(f"{url} responds, version {health.version}")]
 
 
 async def _health(url: str, key: str | None) -> Health:
-    async with Connection(lambda: url, _ANSWER_SECONDS, find_key=lambda: key) as connection:
+    async with Connection(lambda: url, _RESPONSE_SECONDS, find_key=lambda: key) as connection:
         return parse(Health, await connection.object("GET", "/health"))
 
 
@@ -199,7 +199,7 @@ async def _start_worker(settings: Settings) -> Judgement:
 
 
 def check_dask_cluster(target: Target) -> Judgements:
-    """Whether the scheduler answers, and which Dask workers can run tasks of this machine's worker."""
+    """Whether the scheduler responds, and which Dask workers can run tasks of this machine's worker."""
     if target.settings.worker_executor != "dask":
         yield skipped("WORKER_EXECUTOR is processes: workers of this machine use no Dask cluster")
         return
@@ -213,7 +213,7 @@ def check_dask_cluster(target: Target) -> Judgements:
         yield warning(f"{address}: {other}", "install the same version of distributed on worker, scheduler and cluster")
     if facts.threads:
         slots = counted(sum(facts.threads.values()), "slot")
-        yield ok(f"{address} answers, {counted(len(facts.threads), 'Dask worker')} with {slots}")
+        yield ok(f"{address} responds, {counted(len(facts.threads), 'Dask worker')} with {slots}")
     else:
         yield problem(f"{address} has no Dask worker that can run tasks", "start Dask workers at this scheduler")
 
@@ -241,7 +241,7 @@ def _is_dagmaster(host: str, port: int) -> bool:
     """Whether a process of dagmaster listens on a port. All of them accept requests for localhost."""
     url = f"http://[{host}]:{port}/readyz" if ":" in host else f"http://{host}:{port}/readyz"
     with suppress(httpx2.HTTPError):
-        response = httpx2.get(url, headers={"Host": "localhost"}, timeout=_ANSWER_SECONDS, trust_env=False)
+        response = httpx2.get(url, headers={"Host": "localhost"}, timeout=_RESPONSE_SECONDS, trust_env=False)
         return '"is_ready"' in response.text
     return False
 

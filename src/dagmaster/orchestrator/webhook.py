@@ -204,8 +204,8 @@ def _problem(error: Exception) -> str:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """All addresses of a host. Resolved in separate threads, because a name server that does not answer blocks a thread
-    for longer than we wait."""
+    """All addresses of a host. Resolved in separate threads, because a name server that does not respond blocks a
+    thread for longer than we wait."""
     entries = await asyncio.get_running_loop().run_in_executor(
         _resolvers(), lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     )

@@ -301,8 +301,8 @@ async def _problem_of(phase: Phase, check: AsyncCheck | None) -> str | None:
             if problem := await _in_thread(problem_of, artifact):
                 return str(problem)
             continue
-        answer = check(artifact)
-        if not (await answer if inspect.isawaitable(answer) else answer):
+        verdict = check(artifact)
+        if not (await verdict if inspect.isawaitable(verdict) else verdict):
             return checkpoints.refused_by_check(artifact)
     return None
 

@@ -43,7 +43,7 @@ class WorkerHealth:
         return [self._ledger(), self._claiming()]
 
     def _ledger(self) -> Check:
-        """Leases are renewed even without tasks, so the ledger of a healthy worker answers every LEASE_RENEW_SEC."""
+        """Leases are renewed even without tasks, so the ledger of a healthy worker responds every LEASE_RENEW_SEC."""
         worker = self._worker
         ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
         if not ages:

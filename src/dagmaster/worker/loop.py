@@ -437,13 +437,13 @@ class Worker:
             self._poll_now = False
         faults.reach("worker.before-claim")
         try:
-            answer = await self._send(finished, demand, is_claiming=is_claiming)
+            exchange = await self._send(finished, demand, is_claiming=is_claiming)
         except Exception as error:  # a bad report or a failing statement must not end the loop
             await self._recover(finished, error)
             return
         self._failures = 0
         self.exchanged_at = time.monotonic()
-        self._after_exchange(answer, finished, demand)
+        self._after_exchange(exchange, finished, demand)
         if self._deliveries:
             await self._settle()
 
@@ -479,14 +479,14 @@ class Worker:
         finally:
             self._in_flight = ()
 
-    def _after_exchange(self, answer: Exchange, finished: Sequence[Finished], demand: Demand) -> None:
+    def _after_exchange(self, exchange: Exchange, finished: Sequence[Finished], demand: Demand) -> None:
         if finished:
             faults.reach("worker.after-report")
-            self._note_late(answer)
-        if answer.claimed:
+            self._note_late(exchange)
+        if exchange.claimed:
             faults.reach("worker.after-claim")
-            self._start(answer.claimed)
-        self._note_tasks_left(answer.claimed, demand)
+            self._start(exchange.claimed)
+        self._note_tasks_left(exchange.claimed, demand)
 
     def _note_tasks_left(self, claimed: Sequence[TaskMessage], demand: Demand) -> None:
         """A kind that returned fewer tasks than requested is exhausted. One that filled the request, or for which there
@@ -495,11 +495,11 @@ class Worker:
         self._heavy_tasks_left = heavy >= demand.heavy
         self._light_tasks_left = len(claimed) - heavy >= demand.light
 
-    def _note_late(self, answer: Exchange) -> None:
-        if answer.late:
-            self.counters.late_reports += len(answer.late)
+    def _note_late(self, exchange: Exchange) -> None:
+        if exchange.late:
+            self.counters.late_reports += len(exchange.late)
             _log.warning(
-                "reports arrived too late and are ignored", tasks=list(answer.late[:10]), count=len(answer.late)
+                "reports arrived too late and are ignored", tasks=list(exchange.late[:10]), count=len(exchange.late)
             )
 
     async def _report_singly(self, finished: Sequence[Finished]) -> None:

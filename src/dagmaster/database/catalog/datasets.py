@@ -32,7 +32,7 @@ class PublishedCollections:
 
 def too_slow(seconds: float) -> Unavailable:
     return Unavailable(
-        f"the catalogue did not answer within {seconds:g} s",
+        f"the catalogue did not respond within {seconds:g} s",
         code="catalog.too-slow",
         hint="narrow the search by `collections`, `bbox` or `datetime`, use a lower `limit`, or repeat it later",
     )
@@ -43,7 +43,7 @@ class CatalogReader:
 
     def __init__(self, dsn: str) -> None:
         self._pool = pool(dsn, "serving", 0, _POOL_SIZE, statement_timeout_seconds=_STATEMENT_SECONDS)
-        # Also reads the keys of callers: a connection that was used a moment ago answers faster than another one.
+        # Also reads the keys of callers: a connection that was used a moment ago responds faster than another one.
         self.request_reads = PreparedReads(dsn, "serving-access", statement_timeout_seconds=_STATEMENT_SECONDS)
 
     async def __aenter__(self) -> "CatalogReader":

@@ -31,9 +31,9 @@ class Clock(NamedTuple):
     uncertainty_seconds: float
 
 
-class ServerAnswer(NamedTuple):
-    """Facts about the server, how long it took to answer, and whether a pooler is in between: then the backend
-    process that answers is not the one announced when the connection was made."""
+class ServerResponse(NamedTuple):
+    """Facts about the server, how long it took to respond, and whether a pooler is in between: then the backend
+    process that responds is not the one announced when the connection was made."""
 
     facts: Any
     seconds: float
@@ -50,12 +50,12 @@ def row(dsn: str, query_name: str, **values: Any) -> Any:
     return next(iter(rows(dsn, query_name, **values)), None)
 
 
-def server(dsn: str) -> ServerAnswer:
+def server(dsn: str) -> ServerResponse:
     begun = time.monotonic()
     with _connected(dsn) as connection:
         (facts,) = connection.execute(query("doctor_server")).fetchall()
         announced_pid = connection.info.backend_pid
-    return ServerAnswer(facts, time.monotonic() - begun, facts.backend_pid != announced_pid)
+    return ServerResponse(facts, time.monotonic() - begun, facts.backend_pid != announced_pid)
 
 
 def settings(dsn: str) -> dict[str, str]:
@@ -77,7 +77,7 @@ def notify_seconds(dsn: str) -> float | None:
 
 
 def clock(dsn: str, now: Callable[[], float] = time.time) -> Clock:
-    """The server read its clock at some time between question and answer: the quickest answer is the most precise."""
+    """The server read its clock at some time between request and response: the fastest response is the most exact."""
     with _connected(dsn) as connection:
         samples = [_sample(connection, now) for _ in range(CLOCK_SAMPLES)]
     return min(samples, key=lambda sample: sample.uncertainty_seconds)

@@ -25,7 +25,7 @@ from dagmaster.observe import log
 # A listener sends nothing, so it does not notice that its connection is dead. TCP keepalives find a server that is
 # gone; they do not find a proxy that keeps the connection open and forwards nothing.
 CHECK_SECONDS = 60.0
-ANSWER_SECONDS = 10.0
+RESPONSE_SECONDS = 10.0
 
 _log = log.get("notifier")
 
@@ -106,7 +106,7 @@ class PostgresNotifier:
                 while True:
                     # Not `connection.notifies()`: that wakes up ten times a second without a reason.
                     if not await connection.wait(_receive(connection.pgconn), interval=CHECK_SECONDS):
-                        await _require_answer(connection)
+                        await _require_response(connection)
         finally:
             await connection.close()
 
@@ -140,10 +140,10 @@ def _receive(pgconn: PGconn) -> PQGen[bool]:
     return True
 
 
-async def _require_answer(connection: Connection) -> None:
+async def _require_response(connection: Connection) -> None:
     try:
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(RESPONSE_SECONDS):
             await connection.execute("")
     except TimeoutError as error:
-        message = f"the connection of the listener is silent: no answer within {ANSWER_SECONDS:g} s"
+        message = f"the connection of the listener is silent: no response within {RESPONSE_SECONDS:g} s"
         raise Unavailable(message, code="database.unavailable") from error

@@ -45,7 +45,7 @@ from dagmaster.worker.outcome import RETURNED, Outcome
 MAX_SLOTS = 10_000
 CONNECT_SECONDS = 10.0
 CHECK_SECONDS = 2.0
-ANSWER_SECONDS = 15.0  # how long a scheduler may take to answer
+RESPONSE_SECONDS = 15.0  # how long a scheduler may take to respond
 DEATH_SECONDS = 10.0
 BACKOFF_SECONDS = (0.2, 10.0)
 PAUSE_SECONDS = (0.1, 5.0)  # between attempts to get a slot
@@ -96,15 +96,15 @@ async def inspect_cluster(cluster: ClusterAddress) -> ClusterFacts:
     try:
         async with asyncio.timeout(CONNECT_SECONDS), SchedulerConnection.open_client(cluster) as client:
             threads: dict[str, int] = await client.scheduler.ncores()
-            answers = await client.run(dask_agent.versions, on_error="return")
+            responses = await client.run(dask_agent.versions, on_error="return")
             versions = await client.get_versions()
     except (OSError, TimeoutError, ValueError) as error:
         raise Unavailable(
-            f"{cluster.address}: {str(error) or 'no answer'}",
+            f"{cluster.address}: {str(error) or 'no response'}",
             code="worker.no-cluster",
             hint="start the scheduler, or correct DASK_SCHEDULER_ADDRESS (and DASK_TLS_…)",
         ) from error
-    refused = {address: text for address in threads if (text := problem_of(answers.get(address)))}
+    refused = {address: text for address in threads if (text := problem_of(responses.get(address)))}
     usable = {address: count for address, count in threads.items() if address not in refused}
     return ClusterFacts(usable, refused, tuple(_other_versions(versions)))
 
@@ -369,7 +369,7 @@ class SchedulerConnection:
         if self._client.status != "running" or self._client.scheduler_comm is not self._stream:
             # The client reconnects by itself, but a new scheduler does not know the subscriptions of this client.
             raise ConnectionError("the connection to the scheduler was lost")
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(RESPONSE_SECONDS):
             threads: dict[str, int] = await self._client.scheduler.ncores()
         new = [address for address in threads if address not in self.usable and address not in self.refused]
         self.refused = {address: problem for address, problem in self.refused.items() if address in threads}
@@ -379,10 +379,10 @@ class SchedulerConnection:
 
     async def _inspect(self, addresses: list[str]) -> None:
         """Refuse Dask workers whose environment does not fit."""
-        async with asyncio.timeout(ANSWER_SECONDS):
-            answers = await self._client.run(dask_agent.prepare, workers=addresses, on_error="return")
+        async with asyncio.timeout(RESPONSE_SECONDS):
+            responses = await self._client.run(dask_agent.prepare, workers=addresses, on_error="return")
         for address in addresses:
-            if problem := problem_of(answers.get(address)):
+            if problem := problem_of(responses.get(address)):
                 self._refuse(address, problem)
 
     def _refuse(self, address: str, problem: str) -> None:
@@ -448,19 +448,19 @@ class SchedulerConnection:
         try:
             await comm.write({"op": dask_agent.ATTACH, "ticket": ticket, "reply": False})
             async with asyncio.timeout(silence_seconds):
-                answer = await comm.read()
+                response = await comm.read()
         except BaseException as error:
             comm.abort()
             if isinstance(error, OSError | TimeoutError):
                 raise NotPlaced(f"the Dask worker at {address} was lost: {error}") from error
             raise
-        problem = problem_of(answer["versions"]) if "versions" in answer else None
+        problem = problem_of(response["versions"]) if "versions" in response else None
         if problem:
             self._refuse(address, problem)
-        if problem or answer["kind"] != "attached":
+        if problem or response["kind"] != "attached":
             comm.abort()
-            raise NotPlaced(f"the Dask worker at {address} refused: {problem or answer['problem']}")
-        return RemoteChild(comm, address, answer, future, silence_seconds)
+            raise NotPlaced(f"the Dask worker at {address} refused: {problem or response['problem']}")
+        return RemoteChild(comm, address, response, future, silence_seconds)
 
 
 async def _cancel(future: Future) -> None:
@@ -469,18 +469,18 @@ async def _cancel(future: Future) -> None:
             await future.cancel(force=True)
 
 
-def problem_of(answer: Any) -> str | None:
-    """Why a Dask worker cannot run tasks of this worker, from its answer to `prepare`."""
+def problem_of(response: Any) -> str | None:
+    """Why a Dask worker cannot run tasks of this worker, from its response to `prepare`."""
     expected = dask_agent.versions()
-    match answer:
+    match response:
         case None:
-            return "it does not answer"
-        case BaseException() if "No module named 'dagmaster" in str(answer):
+            return "it does not respond"
+        case BaseException() if "No module named 'dagmaster" in str(response):
             return "the package dagmaster is not installed there"
         case BaseException():
-            return f"{type(answer).__name__}: {answer}"
-        case _ if answer != expected:
-            return f"it has {_listed(answer)}, and this worker has {_listed(expected)}"
+            return f"{type(response).__name__}: {response}"
+        case _ if response != expected:
+            return f"it has {_listed(response)}, and this worker has {_listed(expected)}"
     return None
 
 
@@ -496,9 +496,9 @@ def _exception_of(future: Future) -> str:
 class RemoteChild:
     """A child process on a machine of the cluster, and the connection to it."""
 
-    def __init__(self, comm: Comm, address: str, answer: Mapping[str, Any], future: Future, silence_seconds: float):
-        self.pid: int = answer["pid"]
-        self.host: str = answer["host"]
+    def __init__(self, comm: Comm, address: str, response: Mapping[str, Any], future: Future, silence_seconds: float):
+        self.pid: int = response["pid"]
+        self.host: str = response["host"]
         self.tasks_run = 0
         self.resident_mb = 0.0
         self.peak_mb: float | None = None

@@ -1,6 +1,6 @@
 """Requests of a worker to the API, and the translation of their errors for the worker's loop.
 
-The loop keeps its reports and tries again if the platform is unavailable. A revoked key, a proxy that answers instead
+The loop keeps its reports and tries again if the platform is unavailable. A revoked key, a proxy that responds instead
 of the platform, and a platform of an older version count as unavailable too: someone may correct them, and no result is
 lost meanwhile. Only errors of a request itself are passed on: the loop then finds the report that is refused.
 """

@@ -21,7 +21,7 @@ from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
 from dagmaster.worker.http.requests import WorkerRequests
 
 WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
-_ANSWER_SECONDS = 10.0  # after WAIT_SECONDS, how much longer the response may take
+_RESPONSE_SECONDS = 10.0  # after WAIT_SECONDS, how much longer the response may take
 _BACKOFF_SECONDS = (0.25, 5.0)
 _PAUSE_SECONDS = (0.02, 2.0)  # after an announcement that led to no task
 _log = log.get("worker")
@@ -95,7 +95,7 @@ class HttpTransport:
 
     async def _request_queues(self, queues: Sequence[str], handlers: frozenset[str]) -> Sequence[str]:
         body = {"queues": queues, "handlers": sorted(handlers), "seconds": WAIT_SECONDS}
-        timeout = WAIT_SECONDS + _ANSWER_SECONDS
+        timeout = WAIT_SECONDS + _RESPONSE_SECONDS
         try:
             response = await self._requests.send(
                 "POST", self._worker_id, "/wait", QueuesWithTasks, body=body, timeout=timeout
