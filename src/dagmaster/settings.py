@@ -319,8 +319,7 @@ class Settings(BaseSettings):
     worker_queue_concurrency: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
         description="Maximum number of tasks of a queue that one worker runs at once, such as "
-        "`container-tasks=2,functionapp-tasks=8`. Other queues are limited by WORKER_SLOTS and WORKER_PROCESSES only, "
-        "which apply to these queues too",
+        "`container-tasks=2,functionapp-tasks=8`. WORKER_SLOTS and WORKER_PROCESSES also apply, to all queues together",
     )
     worker_memory_mb: PositiveInt = Field(
         4096, le=16_000_000, description="Memory limit of the child process of a plain handler, in MB"
@@ -719,13 +718,14 @@ class Settings(BaseSettings):
     allow_https_sources: bool = Field(
         False,
         description="Allow jobs to download their source from public web servers by https URL; "
-        "`dagmaster process` downloads such URLs unless this is set to false",
+        "`dagmaster process` also downloads such URLs if this is not set, but not if it is set to false",
     )
     allow_vsi_sources: bool = Field(False, description="Allow jobs to read GDAL /vsi paths of object stores")
     allow_object_sources: bool = Field(
         False,
         description="Allow jobs to name a source as s3://BUCKET/KEY or az://CONTAINER/BLOB, and so to read every "
-        "object that the platform can read; `dagmaster process` copies such objects unless this is set to false",
+        "object that the platform can read; `dagmaster process` also copies such objects if this is not set, but not "
+        "if it is set to false",
     )
     allow_private_sources: bool = Field(
         False,

@@ -258,7 +258,7 @@ async def test_a_source_that_is_not_an_array_fails_the_fan_out(database, source,
 
     assert job["status"] == "failed"
     assert nodes["each"]["error"]["code"] == "fan-out.not-an-array"
-    assert f"its source is {kind}" in nodes["each"]["error_message"]
+    assert f"the source of the fan_out is {kind}" in nodes["each"]["error_message"]
     assert "not an array" in job["error_message"]
     assert [task["node_id"] for task in tasks] == ["items"]
 

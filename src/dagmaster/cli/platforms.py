@@ -47,7 +47,9 @@ def show_platform(state: State, platform: str) -> None:
 )
 @click.option("--optional", multiple=True, metavar="REF,…", help="References that a submission may have")
 @click.option(
-    "--version-ref", metavar="REF", help="The reference that names the version; the others identify the asset"
+    "--version-ref",
+    metavar="REF",
+    help="The reference that names the version; the other required ones identify the asset",
 )
 @click.option(
     "--b2b-may-approve", is_flag=True, help="Its keys may approve, reject and unpublish versions of its own assets"

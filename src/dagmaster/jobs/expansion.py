@@ -53,7 +53,7 @@ class Expansion:
         self.total = fan.batch_count(self._length, node.batch_size)
         if self.total > max_children:
             raise InvalidRequest(
-                f"its source makes {self.total} children, more than the limit of {max_children}",
+                f"the source of the fan_out makes {self.total} children, more than the limit of {max_children}",
                 code="fan-out.too-large",
                 hint="set batch_size so that each child takes several items",
             )
@@ -117,7 +117,9 @@ class Expansion:
 
 def _array(items: Any) -> Sequence[Any]:
     if not isinstance(items, list | tuple):
-        raise InvalidRequest(f"its source is {type(items).__name__}, not an array", code="fan-out.not-an-array")
+        raise InvalidRequest(
+            f"the source of the fan_out is {type(items).__name__}, not an array", code="fan-out.not-an-array"
+        )
     return items
 
 

@@ -476,7 +476,7 @@ class _Decision:
         size = len(encode(output, "its value"))
         if size > INLINE_BYTES:
             raise InvalidRequest(
-                f"its value has {size:,} bytes; the limit is {INLINE_BYTES:,}",
+                f"the value of the condition has {size:,} bytes; the limit is {INLINE_BYTES:,}",
                 code="condition.too-large",
                 hint="let the condition use only a part of the value",
             )
@@ -524,7 +524,8 @@ class _Decision:
             self.draft.size_fan_out(node_id, total)
         elif total != self.draft.node(node_id).total:
             raise InvalidRequest(
-                f"its source makes {total} children; it made {self.draft.node(node_id).total} when the fan_out started",
+                f"the source of the fan_out makes {total} children; "
+                f"it made {self.draft.node(node_id).total} when the fan_out started",
                 code="fan-out.source-changed",
                 hint="retry the node that creates the source: the fan_out then starts again",
             )

@@ -125,8 +125,8 @@ class AttemptReport(AttemptKey):
 
 
 class TaskDemand(RequestModel):
-    """How many tasks the worker can take: `light` of handlers that share its event loop, and `heavy` of handlers that
-    run in a process of their own."""
+    """How many tasks the worker can take: `light` is the number for handlers that share its event loop, `heavy` that
+    for handlers that run in a process of their own."""
 
     queues: Annotated[list[Name], Field(max_length=MAX_QUEUES)] = []
     light_handlers: Handlers = []
@@ -178,8 +178,8 @@ class HeldAttempt(AttemptKey):
     log: Annotated[list[SentLogLine], Field(max_length=100)] | None = None
     run_seconds: RunSeconds | None = Field(
         None,
-        description="How long the handler has run, if it had to wait for a slot after the claim, or 0 while it waits: "
-        "the wait does not count towards the timeout of the task",
+        description="Set if the handler had to wait for a slot after the claim: the seconds that it has run, 0 while "
+        "it waits. The wait does not count towards the timeout of the task",
     )
 
 
