@@ -136,7 +136,7 @@ for _method, _summary in (("PUT", "Replace the metadata of a layer"), ("PATCH", 
     "/{asset_id}/versions/{version_ordinal}",
     operation_id="gateway_delete_version",
     summary="Delete a version",
-    responses=responses(404, 409, 429, 504),
+    responses=responses(404, 409, 412, 429, 504),
 )
 async def delete_version(
     services: Services, caller: Remover, request: Request, asset_id: AssetName, version_ordinal: Ordinal
@@ -149,7 +149,7 @@ async def delete_version(
     "/{asset_id}",
     operation_id="gateway_delete_asset",
     summary="Delete an asset",
-    responses=responses(404, 409, 429, 504),
+    responses=responses(404, 409, 412, 429, 504),
 )
 async def delete_asset(services: Services, caller: Remover, request: Request, asset_id: AssetName) -> Response:
     asset = await _asset(services, caller, asset_id)
@@ -160,7 +160,7 @@ async def delete_asset(services: Services, caller: Remover, request: Request, as
     "/{asset_id}/versions/{version_ordinal}/{action}",
     operation_id="gateway_change_version",
     summary="Approve, reject, unpublish or export a version",
-    responses=responses(404, 409, 429, 504),
+    responses=responses(404, 409, 412, 429, 504),
 )
 async def change_version(
     *,
@@ -180,7 +180,7 @@ async def change_version(
     "/{asset_id}/{action}",
     operation_id="gateway_change_asset",
     summary="Clear, expose or unpublish an asset",
-    responses=responses(404, 409, 429, 504),
+    responses=responses(404, 409, 412, 429, 504),
 )
 async def change_asset(
     services: Services,
