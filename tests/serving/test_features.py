@@ -1,4 +1,4 @@
-"""Features of TiTiler besides tiles: grids, WMTS, crops, statistics of areas, expressions, colour maps."""
+"""Routes of TiTiler other than those of tiles: grids, WMTS, crops, statistics of areas, expressions, colour maps."""
 
 import json
 from contextlib import suppress

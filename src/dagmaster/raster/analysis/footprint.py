@@ -313,8 +313,8 @@ def _onto_poles(lonlat: Floats, poles: set[float], tolerance: float) -> Floats:
 
 
 def _projected_clear(polygon: Polygon, to_degrees: ToDegrees, tolerance: float, poles: dict[float, Point]) -> Polygons:
-    """Project a polygon with no pole on its boundary. Rings that go around the Earth are closed over the pole inside;
-    points within an odd number of rings are in the polygon."""
+    """Project a polygon with no pole on its boundary. A ring that goes around the Earth is closed at the pole that
+    it encloses. A point is in the polygon if an odd number of rings contain it."""
     rings = [_unrolled(np.array(ring.coords), to_degrees, tolerance) for ring in (polygon.exterior, *polygon.interiors)]
     inside = [latitude for latitude, pole in poles.items() if polygon.contains(pole)]
     over = inside[0] if inside else 90.0
