@@ -37,7 +37,7 @@ export function useResource<T>(
   latest.current = { load, options };
   const enabled = options.enabled ?? true;
   const refresh = useMemo(() => {
-    const once = async (signal: AbortSignal) => {
+    const loadOnce = async (signal: AbortSignal) => {
       const previous = state.peek();
       const isSame = previous.key === key;
       state.value = {
@@ -53,7 +53,7 @@ export function useResource<T>(
         if (!signal.aborted) state.value = { ...state.peek(), problem: problem as ApiProblem, isLoading: false };
       }
     };
-    return new Refresh(once, options.atMostEveryMs ?? 1000);
+    return new Refresh(loadOnce, options.atMostEveryMs ?? 1000);
   }, [key]);
 
   useEffect(() => {

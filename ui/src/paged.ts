@@ -72,7 +72,7 @@ export function usePaged<T>(
   latest.current = { load, isAffectedBy };
   const wantsMore = useRef(false);
   const refresh = useMemo(() => {
-    const once = async (signal: AbortSignal) => {
+    const loadOnce = async (signal: AbortSignal) => {
       const shown = state.peek().pages ?? [];
       const loadPage = (after: string | undefined) => latest.current.load(after, signal);
       const next = wantsMore.current ? shown.at(-1)?.next : null;
@@ -88,7 +88,7 @@ export function usePaged<T>(
         if (!signal.aborted) state.value = { ...state.peek(), isLoading: false, problem: error as Error };
       }
     };
-    return new Refresh(once, PAUSE_MS);
+    return new Refresh(loadOnce, PAUSE_MS);
   }, [key]);
   const more = () => {
     if (state.peek().isLoading || !state.peek().pages?.at(-1)?.next) return;

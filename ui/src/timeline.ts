@@ -78,15 +78,15 @@ export function timelineOf(entries: readonly AttemptTimes[], now: number, spans:
   return { rows: sorted, start, end: Math.max(end, start + 1) };
 }
 
-/** The marks of a time axis, in milliseconds from its start: multiples of a round step, at most `most` of them. */
-export function ticks(start: number, end: number, most: number): number[] {
+/** The marks of a time axis, in milliseconds from its start: multiples of a round step, at most `maxCount`. */
+export function ticks(start: number, end: number, maxCount: number): number[] {
   const span = Math.max(1, end - start);
   const steps = [1, 2, 5, 10, 20, 50, 100, 200, 500].concat(
     [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800].map(
       (s) => s * 1000,
     ),
   );
-  const step = steps.find((each) => span / each <= most) ?? span / most;
+  const step = steps.find((each) => span / each <= maxCount) ?? span / maxCount;
   const marks: number[] = [];
   // The last mark needs room for its text.
   for (let at = 0; at <= span * 0.95; at += step) marks.push(at);

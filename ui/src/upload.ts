@@ -33,7 +33,7 @@ export interface UploadTransport {
   pause(seconds: number): Promise<void>;
 }
 
-export const transport: UploadTransport = {
+const httpTransport: UploadTransport = {
   async create(file, platform) {
     const response = await fetchResponse(BASE, {
       method: "POST",
@@ -87,17 +87,17 @@ export async function upload(
   platform: string | null,
   onProgress: (progress: UploadProgress) => void,
   signal: AbortSignal,
-  use: UploadTransport = transport,
+  transport: UploadTransport = httpTransport,
 ): Promise<UploadInfo> {
-  const { info, url } = await use.create(file, platform);
+  const { info, url } = await transport.create(file, platform);
   let offset = info.offset_bytes;
   let failures = 0;
   onProgress({ sent: offset, total: file.size, isWaiting: false });
   while (offset < file.size) {
     try {
-      if (failures > 0) offset = await use.offset(url, signal);
+      if (failures > 0) offset = await transport.offset(url, signal);
       if (offset >= file.size) break;
-      offset = await use.send(url, offset, file.slice(offset, offset + SLICE), signal);
+      offset = await transport.send(url, offset, file.slice(offset, offset + SLICE), signal);
       failures = 0;
       onProgress({ sent: offset, total: file.size, isWaiting: false });
     } catch (error) {
@@ -105,8 +105,8 @@ export async function upload(
         throw error;
       failures += 1;
       onProgress({ sent: offset, total: file.size, isWaiting: true });
-      await use.pause(Math.min(15, 2 ** failures / 4));
+      await transport.pause(Math.min(15, 2 ** failures / 4));
     }
   }
-  return use.info(url);
+  return transport.info(url);
 }

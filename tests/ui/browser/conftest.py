@@ -115,8 +115,8 @@ def approved(platform: Platform, submitted: list[dict[str, str]]) -> Catalogue:
     """The first version is approved. The second one, with red and blue exchanged, is still processed."""
     first, other = submitted
     _wait_for(platform, first["job_id"])
-    answer = platform.post(f"/api/v1/assets/{first['asset_id']}/versions/0/approve", {"clearance_level": "public"})
-    assert answer.status_code == 200, answer.text
+    response = platform.post(f"/api/v1/assets/{first['asset_id']}/versions/0/approve", {"clearance_level": "public"})
+    assert response.status_code == 200, response.text
     second = _submit(platform, "thirds", "second.tif", "2025")
     return Catalogue(first["asset_id"], other["asset_id"], other["job_id"], second["job_id"])
 
@@ -134,7 +134,7 @@ def _wait_for(platform: Platform, job: str) -> None:
 
 
 def _submit(platform: Platform, dataset: str, file: str, label: str) -> dict[str, str]:
-    answer = platform.post(
+    response = platform.post(
         "/api/v1/submit",
         {
             "platform_id": "local",
@@ -144,8 +144,8 @@ def _submit(platform: Platform, dataset: str, file: str, label: str) -> dict[str
             "workflow_id": "process_large_raster",
         },
     )
-    assert answer.status_code in (200, 201, 202), answer.text
-    submitted: dict[str, str] = answer.json()
+    assert response.status_code in (200, 201, 202), response.text
+    submitted: dict[str, str] = response.json()
     return submitted
 
 
@@ -206,8 +206,8 @@ def visitor(browser: Browser, platform: Platform) -> Iterator[UserPage]:
 @pytest.fixture
 def admin(visitor: UserPage) -> UserPage:
     """The page of an administrator who is signed in."""
-    answer = visitor.page.request.post(f"{visitor.platform.url}/api/v1/session", data={"key": visitor.platform.key})
-    assert answer.ok, answer.text()
+    response = visitor.page.request.post(f"{visitor.platform.url}/api/v1/session", data={"key": visitor.platform.key})
+    assert response.ok, response.text()
     return visitor
 
 

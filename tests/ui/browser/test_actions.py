@@ -21,6 +21,20 @@ nodes:
 """
 
 
+BROKEN_TILES = """
+workflow_id: broken_tiles
+nodes:
+  start: {type: start, next: list}
+  list: {handler: make_list, params: {count: 2}, next: tiles}
+  tiles:
+    type: fan_out
+    source: "{{ nodes.list.output.items }}"
+    task: {handler: fail, params: {blame: data, message: the tile is broken}}
+    next: end
+  end: {type: end}
+"""
+
+
 def _sign_in(page: Page, key: str) -> None:
     page.get_by_label("API key").fill(key)
     page.get_by_role("button", name="Sign in with a key").click()
@@ -190,9 +204,61 @@ def test_many_jobs_are_cancelled_after_a_preview(admin: UserPage, platform: Plat
     dialog.get_by_role("button", name="Cancel 3 jobs").click()
 
     expect(dialog).to_have_count(0)
+    expect(page.get_by_text("3 jobs cancelled", exact=True)).to_be_visible()
     eventually(lambda: {platform.status(job) for job in jobs} == {"cancelled"}, timeout=60)
     assert platform.status(over) == "completed"
     assert admin.complaints == []
+
+
+def test_a_part_of_many_jobs_is_retried_after_a_preview(admin: UserPage, platform: Platform) -> None:
+    body = {"workflow_id": "broken_tiles", "definition": BROKEN_TILES}
+    jobs = [platform.post("/api/v1/jobs", body).json()["job_id"] for _ in range(2)]
+    other = platform.post("/api/v1/jobs", {"workflow_id": "hello_world"}).json()["job_id"]
+    eventually(
+        lambda: [platform.status(job) for job in (*jobs, other)] == ["failed", "failed", "completed"], timeout=60
+    )
+    page = admin.open("/jobs")
+    for job in (*jobs, other):
+        page.get_by_label(f"Select job {job}").check()
+    page.get_by_role("button", name="Retry…").click()
+
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Part", exact=True).select_option("The failed children of a fan-out")
+    expect(dialog.locator("datalist option")).to_have_attribute("value", "tiles")
+    dialog.get_by_label("Name of the fan-out").fill("tiles")
+    dialog.get_by_role("button", name="Preview").click()
+    expect(dialog).to_contain_text("2 jobs will be retried; 2 nodes and 4 children will run again. 1 job cannot")
+    expect(dialog.get_by_text("runs again: 2 children of tiles, end")).to_have_count(2)
+    dialog.get_by_role("button", name="Retry 2 jobs").click()
+
+    expect(page.get_by_text("2 jobs retried", exact=True)).to_be_visible()
+    counts = [platform.get(f"/api/v1/jobs/{job}").json()["job"]["resume_count"] for job in (*jobs, other)]
+    assert counts == [1, 1, 0]
+    assert admin.complaints == []
+
+
+@pytest.mark.usefixtures("paused_queue")
+def test_a_change_of_a_queue_keeps_what_another_user_changed_meanwhile(admin: UserPage, platform: Platform) -> None:
+    page = admin.open("/system?tab=queues")
+    row = page.get_by_role("row").filter(has_text="dag-worker-tasks")
+    expect(row.get_by_role("button", name="Resume")).to_be_visible()
+    page.route("**/api/v1/queues", lambda route: route.abort())  # from now on, the page shows outdated data
+
+    platform.put("/api/v1/queues/dag-worker-tasks", {"is_paused": True, "max_running": 7})
+    row.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("dag-worker-tasks is changed")).to_be_visible()
+    assert _state_of_queue(platform) == (False, 7)
+
+    row.get_by_role("button", name="Limit…").click()
+    page.get_by_label(re.compile("Maximum number")).fill("9")
+    page.get_by_role("button", name="Set the limit").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert _state_of_queue(platform) == (False, 9), "the page still shows it as paused"
+
+
+def _state_of_queue(platform: Platform) -> tuple[bool, int | None]:
+    queues = {each["queue"]: each for each in platform.get("/api/v1/queues").json()["items"]}
+    return queues["dag-worker-tasks"]["is_paused"], queues["dag-worker-tasks"]["max_running"]
 
 
 def test_jobs_and_their_nodes_can_be_used_with_the_keyboard_alone(admin: UserPage, catalogue: Catalogue) -> None:

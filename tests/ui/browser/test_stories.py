@@ -107,10 +107,10 @@ def test_a_dropped_raster_is_processed_previewed_approved_and_shown(
 
 
 def test_a_failing_job_is_found_understood_and_resumed(admin: UserPage, scene: Path) -> None:
-    answer = admin.platform.post(
+    response = admin.platform.post(
         "/api/v1/jobs", {"workflow_id": "late_file", "definition": BROKEN_UNTIL_THE_FILE_IS_THERE}
     )
-    assert answer.status_code in (200, 201, 202), answer.text
+    assert response.status_code in (200, 201, 202), response.text
 
     page = admin.open("/jobs?status=failed")
     page.get_by_role("link", name="late_file").click()
@@ -147,9 +147,9 @@ def test_a_file_that_is_not_a_raster_is_refused_as_soon_as_it_is_chosen(admin: U
 
 
 def test_the_page_of_a_cancelled_job_shows_which_worker_acknowledged(admin: UserPage) -> None:
-    answer = admin.platform.post("/api/v1/jobs", {"workflow_id": "long_sleep", "definition": LONG_SLEEP})
-    assert answer.status_code in (200, 201, 202), answer.text
-    page = admin.open(f"/jobs/{answer.json()['job_id']}")
+    response = admin.platform.post("/api/v1/jobs", {"workflow_id": "long_sleep", "definition": LONG_SLEEP})
+    assert response.status_code in (200, 201, 202), response.text
+    page = admin.open(f"/jobs/{response.json()['job_id']}")
     expect(page.get_by_text("Running 1 task")).to_be_visible()
 
     page.get_by_role("button", name="Cancel").click()
@@ -189,9 +189,9 @@ def test_texts_with_html_are_shown_as_plain_text(admin: UserPage) -> None:
     """For error, label, name, input, submitter and ids, on each page that shows them. The error is also long."""
     error = HOSTILE + " a long error" * 5000
     body = {"workflow_id": "hostile", "definition": HOSTILE_WORKFLOW, "inputs": {"text": error}}
-    answer = admin.platform.post("/api/v1/jobs", body | {"submitted_by": "</td><b>x", "correlation_id": HOSTILE[:60]})
-    assert answer.status_code in (200, 201, 202), answer.text
-    job = answer.json()["job_id"]
+    response = admin.platform.post("/api/v1/jobs", body | {"submitted_by": "</td><b>x", "correlation_id": HOSTILE[:60]})
+    assert response.status_code in (200, 201, 202), response.text
+    job = response.json()["job_id"]
     eventually(lambda: admin.platform.status(job) == "failed", timeout=60)
 
     admin.open("/")
@@ -220,8 +220,8 @@ def test_a_lost_connection_is_shown_and_restored_automatically(admin: UserPage) 
     page.unroute("**/api/v1/stream*")
 
     expect(page.locator(".connection")).to_have_count(0)
-    answer = admin.platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "inputs": {"name": "after the loss"}})
-    expect(page.get_by_role("row", name=re.compile(f"{answer.json()['job_id'][-6:]}.*"))).to_be_visible()
+    response = admin.platform.post("/api/v1/jobs", {"workflow_id": "hello_world", "inputs": {"name": "after the loss"}})
+    expect(page.get_by_role("row", name=re.compile(f"{response.json()['job_id'][-6:]}.*"))).to_be_visible()
 
 
 PAGES = [

@@ -301,7 +301,7 @@ export function Confirm(props: {
               value={reason}
               onInput={(event) => setReason(event.currentTarget.value)}
             />
-            <span class="hint">The reason is recorded in the history.</span>
+            <span class="hint">The reason is recorded.</span>
           </div>
         )}
         {problem && <ProblemView problem={problem} />}

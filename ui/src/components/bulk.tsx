@@ -1,8 +1,11 @@
 /** Cancel, resume or retry many jobs, after a preview of the effects. */
 import { useEffect, useState } from "preact/hooks";
 import { api, type ResponseOf } from "../api/client";
+import { useResource } from "../data";
 import { plural, shortId } from "../format";
-import { Dialog, ProblemView, Skeleton } from "./basics";
+import { type PartKind, partsOf, rerunCounts } from "../rerun";
+import { Confirm, Dialog, ProblemView, Skeleton } from "./basics";
+import { RerunList } from "./rerun";
 import { StateBadge } from "./state";
 import { toast } from "./toasts";
 
@@ -15,24 +18,103 @@ const WORDS: Record<BulkAction, { title: string; done: string }> = {
   retry: { title: "Retry jobs", done: "retried" },
 };
 
-export function BulkDialog(props: { action: BulkAction; jobIds: string[]; onClose: () => void; onDone: () => void }) {
+const PART_KINDS: Record<PartKind, string> = {
+  node: "A node",
+  stage: "A stage",
+  failed_children: "The failed children of a fan-out",
+};
+
+interface Part {
+  kind: PartKind;
+  name: string;
+}
+
+interface Props {
+  action: BulkAction;
+  jobIds: string[];
+  onClose: () => void;
+  onDone: () => void;
+}
+
+/** For a retry, the part of the jobs is asked first. */
+export function BulkDialog(props: Props) {
+  const [part, setPart] = useState<Part>({ kind: "node", name: "" });
+  const [isPartChosen, setPartChosen] = useState(false);
+  if (props.action !== "retry") return <PreviewDialog {...props} part={null} onBack={props.onClose} />;
+  if (isPartChosen) return <PreviewDialog {...props} part={part} onBack={() => setPartChosen(false)} />;
+  return <PartDialog {...props} part={part} onChange={setPart} onChosen={() => setPartChosen(true)} />;
+}
+
+/** Suggests the parts of the first selected job. */
+function PartDialog(props: Props & { part: Part; onChange: (part: Part) => void; onChosen: () => void }) {
+  const { part, onChange } = props;
+  const id = props.jobIds[0] ?? "";
+  const job = useResource(`job:${id}`, (signal) => api.get("/api/v1/jobs/{job_id}", { path: { job_id: id }, signal }));
+  return (
+    <Confirm
+      title={WORDS.retry.title}
+      action="Preview"
+      closesWhenDone={false}
+      onClose={props.onClose}
+      onConfirm={async () => props.onChosen()}
+    >
+      <p>A part of each job runs again, with everything downstream of it.</p>
+      <div class="field">
+        <label for="part-kind">Part</label>
+        <select
+          id="part-kind"
+          class="input"
+          value={part.kind}
+          onChange={(event) => onChange({ kind: event.currentTarget.value as PartKind, name: "" })}
+        >
+          {Object.entries(PART_KINDS).map(([kind, label]) => (
+            <option key={kind} value={kind}>
+              {label}
+            </option>
+          ))}
+        </select>
+      </div>
+      <div class="field">
+        <label for="part-name">Name of the {part.kind === "failed_children" ? "fan-out" : part.kind}</label>
+        <input
+          id="part-name"
+          class="input"
+          list="part-names"
+          required
+          maxLength={80}
+          value={part.name}
+          onInput={(event) => onChange({ ...part, name: event.currentTarget.value })}
+        />
+        <datalist id="part-names">
+          {partsOf(job.data?.nodes ?? [], part.kind).map((name) => (
+            <option key={name} value={name} />
+          ))}
+        </datalist>
+      </div>
+    </Confirm>
+  );
+}
+
+function PreviewDialog(props: Props & { part: Part | null; onBack: () => void }) {
   const [preview, setPreview] = useState<Result | null>(null);
   const [problem, setProblem] = useState<Error | null>(null);
   const [reason, setReason] = useState("");
   const [isBusy, setBusy] = useState(false);
   const words = WORDS[props.action];
-  const send = (isPreview: boolean) =>
+  const part = props.part && { [props.part.kind]: props.part.name.trim() };
+  const send = (jobIds: string[], isPreview: boolean) =>
     api.post("/api/v1/jobs/bulk", {
-      body: { action: props.action, job_ids: props.jobIds, preview: isPreview, reason: reason || null },
+      body: { action: props.action, job_ids: jobIds, part, preview: isPreview, reason: reason || null },
     });
   useEffect(() => {
-    send(true).then(setPreview, setProblem);
+    send(props.jobIds, true).then(setPreview, setProblem);
   }, []);
+  const acceptedIds = (preview?.results ?? []).filter(isAccepted).map((each) => each.job_id);
   const confirm = async (event: Event) => {
     event.preventDefault();
     setBusy(true);
     try {
-      const result = await send(false);
+      const result = await send(acceptedIds, false);
       toast(
         result.refused ? "amber" : "green",
         `${plural(result.accepted, "job")} ${words.done}${result.refused ? `, ${result.refused} refused` : ""}`,
@@ -62,7 +144,7 @@ export function BulkDialog(props: { action: BulkAction; jobIds: string[]; onClos
           />
         </div>
         <div class="buttons">
-          <button type="button" class="button" onClick={props.onClose}>
+          <button type="button" class="button" onClick={props.onBack}>
             Back
           </button>
           <button
@@ -79,13 +161,17 @@ export function BulkDialog(props: { action: BulkAction; jobIds: string[]; onClos
   );
 }
 
+function isAccepted(result: Result["results"][number]): boolean {
+  return result.outcome === "accepted";
+}
+
 function Preview({ result, action }: { result: Result; action: BulkAction }) {
-  const rerunNodes = result.results.reduce((sum, each) => sum + each.nodes.length, 0);
+  const rerunText = rerunCounts(result.results);
   return (
     <div class="stack tight">
       <p>
         <strong>{plural(result.accepted, "job")}</strong> will be {WORDS[action].done}
-        {action !== "cancel" && rerunNodes > 0 && `; ${plural(rerunNodes, "node")} will run again`}.
+        {rerunText && `; ${rerunText} will run again`}.
         {result.refused > 0 && ` ${plural(result.refused, "job")} cannot be ${WORDS[action].done}.`}
         {result.unchanged > 0 && ` ${plural(result.unchanged, "job")} will not change.`}
       </p>
@@ -106,11 +192,15 @@ function Preview({ result, action }: { result: Result; action: BulkAction }) {
                 <td>{each.workflow_id ?? "–"}</td>
                 <td>{each.status && <StateBadge state={each.status} />}</td>
                 <td>
-                  {each.outcome === "accepted"
-                    ? each.nodes.length > 0
-                      ? `runs again: ${each.nodes.join(", ")}`
-                      : `will be ${WORDS[action].done}`
-                    : (each.detail ?? each.outcome)}
+                  {!isAccepted(each) ? (
+                    (each.detail ?? each.outcome)
+                  ) : action === "cancel" ? (
+                    "will be cancelled"
+                  ) : (
+                    <>
+                      runs again: <RerunList rerun={each} />
+                    </>
+                  )}
                 </td>
               </tr>
             ))}

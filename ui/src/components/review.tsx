@@ -15,7 +15,7 @@ export interface ReviewTarget {
   asset: Asset;
   version: number;
   revision: number;
-  /** An earlier revision is published again: the request then names none. */
+  /** An earlier revision is published again: the request then contains no revision. */
   isEarlier?: boolean;
 }
 
@@ -151,7 +151,7 @@ export function WithdrawDialog(props: {
       <p>
         {action === "unpublish"
           ? "It will no longer be served; external copies are removed. The data is kept: approving publishes it again."
-          : "It will no longer be served. Its data is removed after the retention time."}
+          : "It will no longer be served. Its data is removed after PURGE_DAYS."}
       </p>
     </Confirm>
   );

@@ -169,7 +169,6 @@ function Field(props: {
           {...common}
           type="text"
           inputMode={type === "integer" ? "numeric" : type === "number" ? "decimal" : "text"}
-          list={undefined}
           placeholder={defaultJson ? defaultLabel : undefined}
           maxLength={field.maxLength}
           value={value}

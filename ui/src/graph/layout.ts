@@ -34,7 +34,7 @@ export function layersOf(input: GraphInput): Map<string, number> {
   const depth = (id: string, above: ReadonlySet<string>): number => {
     const known = layers.get(id);
     if (known !== undefined) return known;
-    if (above.has(id)) return 0; // a cycle: the loader refuses them, but drawing must end all the same
+    if (above.has(id)) return 0; // a cycle: the loader refuses cycles, but drawing must end in any case
     const next = new Set(above).add(id);
     const layer = Math.max(-1, ...(incoming.get(id) ?? []).map((source) => depth(source, next))) + 1;
     layers.set(id, layer);

@@ -17,7 +17,7 @@ export function HistogramRange(props: {
   if (low === null || high === null) return null;
   const [counts, edges] = props.histogram ?? [[], []];
   const [min, max] = [Math.min(edges[0] ?? low, low), Math.max(edges.at(-1) ?? high, high)];
-  const most = Math.max(1, ...counts);
+  const maxCount = Math.max(1, ...counts);
   const step = (max - min) / 200 || 1;
   const commit = () => {
     if (low < high) props.onChange(Number(low.toPrecision(7)), Number(high.toPrecision(7)));
@@ -45,7 +45,7 @@ export function HistogramRange(props: {
           {counts.map((count, place) => {
             const from = edges[place] ?? 0;
             const isIn = from >= low && from <= high;
-            const height = 32 * Math.sqrt(count / most);
+            const height = 32 * Math.sqrt(count / maxCount);
             return (
               <rect key={place} x={place} y={32 - height} width={0.9} height={height} class={isIn ? "in" : "out"} />
             );

@@ -17,6 +17,7 @@ import {
   Time,
 } from "../components/basics";
 import { Icon } from "../components/icons";
+import { RerunList } from "../components/rerun";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { type Resource, useResource } from "../data";
@@ -74,7 +75,7 @@ export default function JobPage({ params }: PageProps) {
             content: () => <Overview id={id} detail={detail} graph={graph} />,
           },
           { id: "nodes", label: "Nodes", content: () => <NodeTable id={id} detail={detail} /> },
-          { id: "events", label: "Events", content: () => <EventList id={id} isOver={isOver} /> },
+          { id: "events", label: "Events", content: () => <EventList id={id} /> },
           { id: "data", label: "Inputs and outputs", content: () => <Data detail={detail} /> },
           { id: "logs", label: "Logs", content: () => <LogView id={id} isOver={isOver} /> },
         ]}
@@ -181,23 +182,11 @@ function ResumePreview({ id }: { id: string }) {
   );
   return (
     <Loaded resource={preview} lines={2}>
-      {(result) => {
-        const children = Object.entries(result.children);
-        return (
-          <div class="stack tight">
-            <p>Completed nodes are kept. These nodes run again:</p>
-            <p class="anywhere">
-              <code>{result.nodes.slice(0, 40).join(", ") || "no node"}</code>
-              {result.nodes.length > 40 && ` and ${result.nodes.length - 40} more`}
-            </p>
-            {children.map(([node, count]) => (
-              <p key={node}>
-                {plural(count, "child", "children")} of <code>{node}</code>
-              </p>
-            ))}
-          </div>
-        );
-      }}
+      {(result) => (
+        <p>
+          Completed nodes are kept. These parts of the job run again: <RerunList rerun={result} />
+        </p>
+      )}
     </Loaded>
   );
 }

@@ -11,7 +11,7 @@ import { query, setQuery } from "../router";
 
 type Entry = Schemas["EventEntry"];
 
-export function EventList({ id }: { id: string; isOver: boolean }) {
+export function EventList({ id }: { id: string }) {
   const node = query.value.get("of");
   const paged = usePaged<Entry>(
     `events:${id}:${node}`,

@@ -2,6 +2,7 @@
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Confirm, Drawer, Elapsed, Facts, Json, Loaded, Time } from "../components/basics";
+import { RerunList } from "../components/rerun";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
@@ -134,8 +135,8 @@ function RetryPreview({ id, node }: { id: string; node: string }) {
   return (
     <Loaded resource={preview} lines={2}>
       {(result) => (
-        <p class="anywhere">
-          These nodes run again: <code>{result.nodes.slice(0, 40).join(", ")}</code>
+        <p>
+          These parts of the job run again: <RerunList rerun={result} />
         </p>
       )}
     </Loaded>

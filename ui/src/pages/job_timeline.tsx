@@ -16,7 +16,7 @@ type Node = Schemas["JobDetail"]["nodes"][number];
 const ROW_HEIGHT = 28;
 const MAX_ROWS = 12;
 
-/** Shows the nodes of the workflow, with one row for each fan-out; or the children of one; or the failed attempts. */
+/** Shows the nodes, with one row for each fan-out, or the children of one fan-out, or only the failed attempts. */
 export function Timeline(props: {
   id: string;
   isOver: boolean;

@@ -443,7 +443,7 @@ function DryRun({ result }: { result: Result }) {
           [
             "Time",
             result.estimate?.seconds
-              ? `about ${duration(result.estimate.seconds)}, from ${result.estimate.based_on_runs} earlier runs`
+              ? `about ${duration(result.estimate.seconds)}, from ${plural(result.estimate.based_on_runs, "earlier run")}`
               : "unknown: no earlier runs",
           ],
           ...(result.same_content_as !== null && result.same_content_as !== undefined

@@ -51,8 +51,8 @@ export function Callbacks() {
         empty={
           <Empty title="There are no callbacks">
             <p>
-              Callbacks are sent to the <code>callback_url</code> of a submission when its processing ends and when it
-              is reviewed. They are listed here.
+              Callbacks are sent to the <code>callback_url</code> or the subscriber of a submission when its status
+              changes. They are listed here.
             </p>
           </Empty>
         }

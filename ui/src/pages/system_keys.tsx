@@ -6,6 +6,7 @@ import { PagedList } from "../components/paged_list";
 import { StateBadge } from "../components/state";
 import { Table } from "../components/table";
 import { toast } from "../components/toasts";
+import { expiryDaysOf, scopesOf } from "../keys";
 import { usePaged } from "../paged";
 import { session } from "../session";
 
@@ -48,10 +49,7 @@ export function Keys() {
             columns={[
               { name: "Name", cell: (key) => <strong>{key.name}</strong> },
               { name: "Id", cell: (key) => <code>{key.key_id}</code> },
-              {
-                name: "Scopes",
-                cell: (key) => `${key.scopes.join(", ")}${key.platform_id ? ` of ${key.platform_id}` : ""}`,
-              },
+              { name: "Scopes", cell: scopesOf },
               { name: "Expires", cell: (key) => <Time at={key.expires_at} empty="never" /> },
               { name: "Last used", cell: (key) => <Time at={key.last_used_at} empty="never" /> },
               { name: "Created by", cell: (key) => key.created_by ?? "–" },
@@ -158,7 +156,7 @@ function CreateKey({ onClose, onCreated }: { onClose: () => void; onCreated: (ke
               name: name.trim(),
               scopes,
               platform_id: platform.trim() || null,
-              expires_in_days: days.trim() ? Number(days) : null,
+              expires_in_days: expiryDaysOf(days),
             },
           }),
         );

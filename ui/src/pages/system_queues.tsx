@@ -21,12 +21,10 @@ export function Queues() {
     atMostEveryMs: 2000,
     everyMs: 5000,
   });
-  const change = async (queue: Queue, isPaused: boolean, maxRunning: number | null) => {
-    await api.put("/api/v1/queues/{queue}", {
-      path: { queue: queue.queue },
-      body: { is_paused: isPaused, max_running: maxRunning },
-    });
-    toast("green", `${queue.queue} is changed`);
+  // Only what is changed is sent, so that a simultaneous change of the other setting is kept.
+  const change = async ({ queue }: Queue, changed: Schemas["QueueLimits"]) => {
+    await api.patch("/api/v1/queues/{queue}", { path: { queue }, body: changed });
+    toast("green", `${queue} is changed`);
     queues.reload();
   };
   const rate = (value: number | null | undefined) =>
@@ -66,7 +64,7 @@ export function Queues() {
                         type="button"
                         class="button small"
                         onClick={() =>
-                          change(queue, !queue.is_paused, queue.max_running).catch((problem: Error) =>
+                          change(queue, { is_paused: !queue.is_paused }).catch((problem: Error) =>
                             toast("red", problem.message),
                           )
                         }
@@ -87,7 +85,7 @@ export function Queues() {
         <LimitDialog
           queue={edited}
           onClose={() => setEdited(null)}
-          onChange={(limit) => change(edited, edited.is_paused, limit)}
+          onChange={(limit) => change(edited, { max_running: limit })}
         />
       )}
     </Card>
