@@ -333,8 +333,9 @@ var platform = concat(common, oidc, zonesInAzure, transport, [
   { name: 'AZURE_CLIENT_ID', value: platformIdentity.properties.clientId }
 ])
 
-// Changes of the schema: a job that scripts/deploy.sh starts with the new image before it sets the images of the roles. It
-// has one container, because `az containerapp job update --image` sets only the image of one container, not of init containers.
+// Changes of the schema: a job that scripts/deploy.sh starts with the new image before it sets the images of the roles.
+// It has one container, because `az containerapp job update --image` sets only the image of one container, not of init
+// containers.
 resource schema 'Microsoft.App/jobs@2025-01-01' = {
   name: '${prefix}-schema'
   location: location
