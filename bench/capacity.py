@@ -52,9 +52,9 @@ class Samples:
     count: int = 0
     connections: int = 0
 
-    def shares(self, most: int = 4) -> dict[str, float]:
-        """Sessions that were active on average, by what they waited for."""
-        return {name: round(times / max(1, self.count), 2) for name, times in self.waits.most_common(most)}
+    def shares(self) -> dict[str, float]:
+        """Sessions that were active on average, by what they waited for most often."""
+        return {name: round(times / max(1, self.count), 2) for name, times in self.waits.most_common(4)}
 
 
 @contextmanager

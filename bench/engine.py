@@ -105,18 +105,18 @@ async def compare(server: Server, peers: list[str], rounds: int, scale: float) -
         add_value(references, "claim + complete in batches of 50, tasks/s", server.floor(int(20_000 * scale), 50))
         add_value(references, "claim + complete one by one, tasks/s", server.floor(int(2_000 * scale), 1))
         for peer in peers or [None]:
-            theirs: dict[str, float] = {}
+            of_peer: dict[str, float] = {}
             if peer is not None:
                 with running_peer(server, peer) as running:
-                    theirs = await measure_contender(server, running, scale)
+                    of_peer = await measure_contender(server, running, scale)
             async with ours.platform(server) as running:
-                mine = await measure_contender(server, running, scale)
+                of_dagmaster = await measure_contender(server, running, scale)
             server.settle(ours.DATABASE)
-            for name, value in mine.items():
+            for name, value in of_dagmaster.items():
                 add_value(figures.setdefault("dagmaster", {}), name, value)
-            for name, value in theirs.items():
+            for name, value in of_peer.items():
                 add_value(figures.setdefault(str(peer), {}), name, value)
-                add_value(ratios.setdefault(str(peer), {}), name, mine[name] / value)
+                add_value(ratios.setdefault(str(peer), {}), name, of_dagmaster[name] / value)
         for name in ("fan_out tasks/s N=10,000", "small_jobs/s"):
             last = figures["dagmaster"][name][-max(1, len(peers)) :]
             add_value(

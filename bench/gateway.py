@@ -115,11 +115,11 @@ def at_once(port: int, key: str, clients: int, seconds: float, count: int) -> tu
 
     def run(first: int) -> None:
         poller, number = Poller(port, key), first
-        mine = []
+        times = []
         while time.perf_counter() < until:
-            mine.append(poller.poll(f"request-{number % count}"))
+            times.append(poller.poll(f"request-{number % count}"))
             number += clients
-        taken.extend(mine)
+        taken.extend(times)
 
     threads = [threading.Thread(target=run, args=[number]) for number in range(clients)]
     for thread in threads:

@@ -34,7 +34,7 @@ def main() -> int:
         workspace = Path(folder)
         with platform(workspace / "platform", options) as run:
             costs = [growth(workspace, run, side, options) for side in sides]
-            beside = together(workspace, run, sides[0], options)
+            two_jobs = together(workspace, run, sides[0], options)
     growing = costs[-1]["seconds a gigapixel"] / costs[0]["seconds a gigapixel"]
     holds = growing <= GROWTH_LIMIT
     print(
@@ -42,11 +42,11 @@ def main() -> int:
         f"{'holds' if holds else 'MISSED'}"
     )
     print(
-        f"two jobs at once: the first took {beside['first over alone']:.2f} times as long as alone, "
-        f"both together {beside['both over alone']:.2f} times"
+        f"two jobs at once: the first took {two_jobs['first over alone']:.2f} times as long as alone, "
+        f"both together {two_jobs['both over alone']:.2f} times"
     )
     if options.json:
-        options.json.write_text(json.dumps({"growth": costs, "largest over smallest": growing, "together": beside}))
+        options.json.write_text(json.dumps({"growth": costs, "largest over smallest": growing, "together": two_jobs}))
     return 0 if holds else 1
 
 

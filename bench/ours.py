@@ -9,7 +9,7 @@ import textwrap
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -74,7 +74,6 @@ class Platform:
     pids: dict[str, int]
     name: str = "dagmaster"
     database: str = DATABASE
-    poll_seconds: float = field(default=END_POLL_SECONDS)
 
     async def fan(self, count: int) -> float:
         return await self.run("fan", count=count)
@@ -115,7 +114,7 @@ class Platform:
         while not (await self.row(sql, *values))[0]:
             if time.monotonic() > deadline:
                 raise SystemExit(f"bench: the condition was not met within {PATIENCE_SECONDS} s: {sql}")
-            await asyncio.sleep(self.poll_seconds)
+            await asyncio.sleep(END_POLL_SECONDS)
 
     async def row(self, sql: str, *values: Any) -> tuple[Any, ...]:
         row = await (await self.connection.execute(sql, values)).fetchone()

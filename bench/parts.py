@@ -126,7 +126,7 @@ async def backlog(server: Server, scale: float, rounds: int) -> Figures:
         server.drop(what)
     figures = {f"fan_out tasks/s, {BACKLOGS[what]}": values for what, values in speed.items()}
     for what in ("finished", "stuck"):
-        ratios = [mine / bare for mine, bare in zip(speed[what], speed["empty"], strict=True)]
+        ratios = [rate / empty for rate, empty in zip(speed[what], speed["empty"], strict=True)]
         figures[f"fan_out with {BACKLOGS[what]}, over empty tables"] = ratios
     return {**figures, "findings": [findings]}
 
@@ -218,10 +218,10 @@ def _free_port() -> int:
 
 async def _accepted(client: httpx2.AsyncClient) -> bool:
     try:
-        answer = await client.post("/api/v1/jobs", json={"workflow_id": "hello_world"})
+        response = await client.post("/api/v1/jobs", json={"workflow_id": "hello_world"})
     except httpx2.TransportError:
         return False
-    return answer.is_success
+    return response.is_success
 
 
 def _remove_cluster(folder: Path) -> None:

@@ -121,19 +121,19 @@ class Server:
             script.write_text(PGBENCH)
             clients = ["-n", "-c", "2", "-j", "2", "-T", str(seconds), "-f", script]
             command = [find_binaries() / "pgbench", *clients, dsn]
-            answer = subprocess.run(command, capture_output=True, text=True, check=True)
+            completed = subprocess.run(command, capture_output=True, text=True, check=True)
         self.drop("reference")
-        measured = re.search(r"tps = ([0-9.]+)", answer.stdout)
-        assert measured, answer.stdout
+        measured = re.search(r"tps = ([0-9.]+)", completed.stdout)
+        assert measured, completed.stdout
         return float(measured[1])
 
     def floor(self, count: int, batch: int) -> float:
         """Tasks per second of two processes that only claim and complete rows, in batches."""
         dsn = self.fresh("reference")
         command = [sys.executable, FLOOR, dsn, str(count), str(batch)]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+        completed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
         self.drop("reference")
-        return count / float(json.loads(answer.stdout)["seconds"])
+        return count / float(json.loads(completed.stdout)["seconds"])
 
 
 def process_seconds(pid: int, *, with_ended: bool = False) -> float:

@@ -2,8 +2,8 @@
 
 Jobs arrive along the curve of a working day: few at night, many in the morning and in the afternoon. Each has a fan_out
 of 100 tasks. Time is compressed: with `--minutes 2`, a minute of the run is twelve hours of the day. `--tasks` is the
-number of tasks in the run, and the rates in the run are those of a day with tasks x 1440 / minutes tasks. Finished jobs
-are deleted after a third of the day. The figures per task are used by the sizing guide.
+number of tasks in the run; the rates in the run are those of a day with 1440 / minutes times as many tasks. Finished
+jobs are deleted after a third of the day. The sizing guide uses the figures per task.
 
     python bench/simulated_day.py --tasks 20000 --minutes 2
 """

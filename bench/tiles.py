@@ -257,10 +257,10 @@ def over_http(url: str, dataset: str, tilesize: int) -> Callable[[Tile], bytes]:
     def read(tile: Tile) -> bytes:
         place = f"/tiles/{dataset}/tiles/WebMercatorQuad/{tile.z}/{tile.x}/{tile.y}.jpg"
         connection.request("GET", f"{place}?tilesize={tilesize}&return_mask=false")
-        answer = connection.getresponse()
-        body = answer.read()
-        if answer.status != HTTPStatus.OK:
-            raise RuntimeError(f"{place}: {answer.status}")
+        response = connection.getresponse()
+        body = response.read()
+        if response.status != HTTPStatus.OK:
+            raise RuntimeError(f"{place}: {response.status}")
         return body
 
     return read
@@ -310,7 +310,7 @@ def compare(server: Server, path: str, tiles: list[Tile], tilesize: int, rounds:
 
 
 def measure_load(server: Server, dataset: str, tiles: list[Tile], clients: int, seconds: float) -> None:
-    """All clients send requests at once, each as soon as the previous one was answered."""
+    """All clients send requests at once, each as soon as it has the response to the previous one."""
     times: list[float] = []
     errors: list[str] = []
     busy_before, until = processor_ms(server.pid), time.perf_counter() + seconds

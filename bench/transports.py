@@ -111,7 +111,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
                         kept.setdefault(what, []).append(value)
         history = await ours.verified(server)
     ratios = {
-        what: [mine / theirs for mine, theirs in zip(values, figures["postgres"][what], strict=True)]
+        what: [value / reference for value, reference in zip(values, figures["postgres"][what], strict=True)]
         for what, values in figures["servicebus"].items()
     }
     return {"figures": figures, "cpu ms per task": cpu, "servicebus over postgres": ratios, "history": history}

@@ -69,8 +69,8 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
     report = await verify(dsn, max_losses=max_losses, reads_payloads=True)
     async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row, autocommit=True) as connection:
 
-        async def rows_of(question: LiteralString) -> list[dict[str, Any]]:
-            return await (await connection.execute(question)).fetchall()
+        async def rows_of(query: LiteralString) -> list[dict[str, Any]]:
+            return await (await connection.execute(query)).fetchall()
 
         accepted: list[tuple[Task, str]] = [
             ((row["job"], row["node"]), row["effect"]) for row in await rows_of(ACCEPTED)
@@ -83,8 +83,8 @@ async def examine(dsn: str, effects: Effects, max_losses: int) -> tuple[Findings
         findings = Findings(
             stale_writes=[
                 row
-                for question in (STALE_EVENTS, STALE_EPOCHS, STALE_RESULTS, DOUBLE_CLAIMS, DOUBLE_STARTS)
-                for row in await rows_of(question)
+                for query in (STALE_EVENTS, STALE_EPOCHS, STALE_RESULTS, DOUBLE_CLAIMS, DOUBLE_STARTS)
+                for row in await rows_of(query)
             ],
             duplicate_effects=[*twice, *missing, *await rows_of(ACCEPTED_TWICE)],
             tasks_lost=[*await rows_of(LIVE_TASKS), *await rows_of(UNPUBLISHED)],

@@ -30,7 +30,7 @@ from dagmaster.handlers.registry import Registration
 NAP_SECONDS = 0.1
 BULK_BYTES = 300_000  # more than a row can hold
 HUGE_BYTES = 101 * 1024 * 1024  # more than any output may have
-SURE_AFTER_RETRIES = 4
+SUCCEEDS_AFTER_RETRIES = 4
 
 REGISTRATIONS = (
     Registration("chaos.work", "chaos.effects:work"),
@@ -92,7 +92,7 @@ async def work(ctx: Context) -> dict[str, Any]:
 
 def _draws_failure(ctx: Any) -> bool:
     rate: float = ctx.params.get("failure_rate", 0)
-    if not rate or ctx.retry_count >= SURE_AFTER_RETRIES:
+    if not rate or ctx.retry_count >= SUCCEEDS_AFTER_RETRIES:
         return False
     drawn = hashlib.sha256(f"{ctx.params['seed']}|{ctx.node_id}|{ctx.attempt}".encode()).digest()
     return int.from_bytes(drawn[:4], "big") / 2**32 < rate

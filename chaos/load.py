@@ -273,14 +273,14 @@ class JobRequests:
 
 @dataclass
 class Load:
-    """Submits `tasks_per_second`, and waits while more than `most_open` tasks have not ended."""
+    """Submits `tasks_per_second`, and waits while more than `max_open_tasks` tasks have not ended."""
 
     dsn: str  # of the submitter's link
     storage: Path
     notes: Path
     requests: JobRequests
     tasks_per_second: float
-    most_open: int
+    max_open_tasks: int
     has_rasters: bool = True
     raster_every: float = 40.0
     acknowledged: dict[UUID, Acknowledged] = field(default_factory=dict)
@@ -303,7 +303,7 @@ class Load:
                 if self.has_rasters and time.monotonic() > raster_at:
                     await self.submit(self.raster())
                     raster_at = time.monotonic() + self.raster_every
-                if self.open_tasks() > self.most_open:
+                if self.open_tasks() > self.max_open_tasks:
                     await asyncio.sleep(0.2)
                     due = time.monotonic()
                     continue
@@ -328,19 +328,19 @@ class Load:
         wanted = Submission(workflow_id=request.workflow_id, input_params=request.inputs, idempotency_key=key)
         while True:
             try:
-                answer = await submit_once(self._ledger, self.library, wanted)
+                submitted = await submit_once(self._ledger, self.library, wanted)
                 break
             except Unavailable:
                 self.counts["submissions repeated"] += 1
                 await asyncio.sleep(0.2)
-        effects.note(self.notes, key, answer.job_id, request.kind, json.dumps(request.result).replace(" ", ""))
-        self.acknowledged[answer.job_id] = Acknowledged(request, answer.job_id, key)
+        effects.note(self.notes, key, submitted.job_id, request.kind, json.dumps(request.result).replace(" ", ""))
+        self.acknowledged[submitted.job_id] = Acknowledged(request, submitted.job_id, key)
         self.counts[request.kind] += 1
         if request.cancel_after is not None:
-            cancelling = asyncio.create_task(self._cancel(answer.job_id, request.cancel_after))
+            cancelling = asyncio.create_task(self._cancel(submitted.job_id, request.cancel_after))
             self._cancelling.add(cancelling)
             cancelling.add_done_callback(self._cancelling.discard)
-        return answer.job_id
+        return submitted.job_id
 
     async def _cancel(self, job_id: UUID, seconds: float) -> None:
         await asyncio.sleep(seconds)

@@ -31,13 +31,13 @@ _READY_SECONDS = 60
 
 @dataclass
 class MapClients:
-    """Sends random requests at a given rate. Unexpected responses are counted by their status."""
+    """Sends random requests at a given rate. Unexpected responses are counted by their status and path."""
 
     port: int
     requests_per_second: float
     seed: int
     unexpected: Counter[str] = field(default_factory=Counter)
-    answered: int = 0
+    expected: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(f"maps {self.seed}")
@@ -48,7 +48,7 @@ class MapClients:
             path, headers, expected = self._draw()
             status = await asyncio.to_thread(self._get, path, headers)
             if status == expected:
-                self.answered += 1
+                self.expected += 1
             else:
                 self.unexpected[f"{status} {path}"] += 1
             await asyncio.sleep(self._random.expovariate(self.requests_per_second))

@@ -74,12 +74,12 @@ _KILLED = frozenset({-signal.SIGKILL, CRASHED})
 Probe = Callable[[], Awaitable[bool]]
 
 
-def draw(seed: int, count: int, only: Sequence[str] = (), kinds_of: Mapping[str, int] = FAULT_COUNTS) -> list[str]:
+def draw(seed: int, count: int, only: Sequence[str] = (), counts: Mapping[str, int] = FAULT_COUNTS) -> list[str]:
     """The kinds of this many faults, in order: each round contains every kind."""
     dice = random.Random(f"faults {seed}")
     kinds: list[str] = []
     while len(kinds) < count:
-        shuffled = [kind for kind, times in kinds_of.items() for _ in range(times) if not only or kind in only]
+        shuffled = [kind for kind, times in counts.items() for _ in range(times) if not only or kind in only]
         dice.shuffle(shuffled)
         kinds += shuffled
     return kinds[:count]
@@ -332,9 +332,9 @@ class Nemesis:
 
         async def probe() -> bool:
             name = f"{process.name}.{process.starts}" if process else None
-            question = """SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s AND (process = %s OR %s))
-                              OR EXISTS (SELECT 1 FROM chaos.starts WHERE at > %s AND (process = %s OR %s))"""
-            return bool(await scalar(self.fleet.dsn, question, *[since, name, name is None] * 2))
+            query = """SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s AND (process = %s OR %s))
+                           OR EXISTS (SELECT 1 FROM chaos.starts WHERE at > %s AND (process = %s OR %s))"""
+            return bool(await scalar(self.fleet.dsn, query, *[since, name, name is None] * 2))
 
         return probe
 

@@ -208,8 +208,8 @@ class _Trial:
         self.testbed.cluster.start()
         began = time.monotonic()
         since = await scalar(self.fleet.dsn, "SELECT clock_timestamp()")
-        question = "SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s)"
-        await self._until(lambda: scalar(self.fleet.dsn, question, since), 120)
+        query = "SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s)"
+        await self._until(lambda: scalar(self.fleet.dsn, query, since), 120)
         return time.monotonic() - began
 
     async def _until(self, check: Callable[[], Awaitable[Any]], seconds: float) -> None:

@@ -17,7 +17,7 @@ from chaos.effects import Effects
 from chaos.figures import Outcome, recoveries
 from chaos.load import Acknowledged, JobRequests, Load
 from chaos.nemesis import BROKER_FAULT_COUNTS, FAULT_COUNTS, Nemesis, draw, moments
-from chaos.testbed import FAST_PROFILE, Testbed, running_testbed, settle
+from chaos.testbed import FAST_PROFILE, Testbed, cancel_all, running_testbed
 from dagmaster.orchestrator.owned import FENCED
 
 PRINT_SECONDS = 5.0
@@ -100,7 +100,7 @@ class ChaosRun:
             testbed.folder / "submitted",
             JobRequests(options.seed, self.effects, step_seconds=options.step_seconds),
             options.tasks_per_second,
-            most_open=1500,
+            max_open_tasks=1500,
             has_rasters=options.has_rasters,
             open_tasks=lambda: self.open_work.open_tasks,
         )
@@ -115,9 +115,9 @@ class ChaosRun:
             restarting = asyncio.create_task(self.nemesis.restart_ended())
             ended = await self._quiet()
             quiet_seconds = time.monotonic() - faults_ended_at if ended else None
-            await settle([restarting])
+            await cancel_all([restarting])
         finally:
-            await settle([streaming, *watching])
+            await cancel_all([streaming, *watching])
         print("checking everything that was written …", flush=True)
         return await self._judge(quiet_seconds)
 
@@ -132,7 +132,7 @@ class ChaosRun:
             await streaming
         await injecting
         await self.nemesis.stop()
-        await settle([streaming])
+        await cancel_all([streaming])
 
     async def _quiet(self) -> bool:
         deadline = time.monotonic() + self.options.quiet_seconds

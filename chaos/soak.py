@@ -27,7 +27,7 @@ import psycopg
 from chaos.__main__ import run
 from chaos.load import JobRequests, Load
 from chaos.maps import MapClients, start_map_server
-from chaos.testbed import AS_IT_SHIPS, Testbed, running_testbed, settle
+from chaos.testbed import AS_IT_SHIPS, Testbed, cancel_all, running_testbed
 from dagmaster.database.maintenance.history import verify
 from dagmaster.observe import log
 
@@ -122,9 +122,9 @@ class Soak:
     async def _of_database(self) -> dict[str, float]:
         async with await psycopg.AsyncConnection.connect(self.testbed.fleet.dsn, autocommit=True) as connection:
 
-            async def row(question: Any) -> tuple[Any, ...]:
-                answer = await (await connection.execute(question, {"window": self.window})).fetchone()
-                return answer or ()
+            async def row(query: Any) -> tuple[Any, ...]:
+                fetched = await (await connection.execute(query, {"window": self.window})).fetchone()
+                return fetched or ()
 
             (dead,), (jobs,), (tables, indexes) = await row(DEAD), await row(JOBS), await row(SIZES)
             claim, step = await row(LATENCIES.format(CLAIMS)), await row(LATENCIES.format(STEPS))
@@ -198,11 +198,11 @@ async def main(arguments: argparse.Namespace) -> int:
     trend_list = trends(soak.samples)
     print(report_text(trend_list, len(load.acknowledged), len(report.findings)))
     if arguments.map_rate:
-        print(f"{maps.answered:,} requests to the map server; unexpected responses: {dict(maps.unexpected) or 0}")
+        print(f"{maps.expected:,} expected responses of the map server; unexpected ones: {dict(maps.unexpected) or 0}")
     if arguments.json:
         arguments.json.write_text(json.dumps(soak.samples, indent=2))
-    has_bad_answers = bool(arguments.map_rate and maps.unexpected)
-    return 0 if all(trend.is_flat for trend in trend_list) and report.is_clean and not has_bad_answers else 1
+    has_unexpected_responses = bool(arguments.map_rate and maps.unexpected)
+    return 0 if all(trend.is_flat for trend in trend_list) and report.is_clean and not has_unexpected_responses else 1
 
 
 def _load(testbed: Testbed, requests: JobRequests, rate: float) -> Load:
@@ -230,7 +230,7 @@ async def _soaked(
             await soak.sample()
             print(f"{time.monotonic() - began:5.0f} s  {describe()}  {soak.line()}", flush=True)
     finally:
-        await settle(streaming)
+        await cancel_all(streaming)
 
 
 def report_text(trend_list: Sequence[Trend], jobs: int, findings: int) -> str:

@@ -166,14 +166,14 @@ def remove_leftovers() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-async def scalar(dsn: str, question: str, *values: Any) -> Any:
+async def scalar(dsn: str, query: str, *values: Any) -> Any:
     """The first column of the first row."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        row = await (await connection.execute(cast("Any", question), values)).fetchone()
+        row = await (await connection.execute(cast("Any", query), values)).fetchone()
         return row[0] if row else None
 
 
-async def settle(tasks: list[asyncio.Task[Any]]) -> None:
+async def cancel_all(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -66,7 +66,6 @@ nodes:
 class Platform:
     url: str
     folder: Path
-    key: str | None = None
 
     def get(self, path: str, **query: Any) -> Any:
         return self._send("GET", path, params=query)
@@ -78,20 +77,19 @@ class Platform:
         return self._send("PUT", path, json=body)
 
     def _send(self, method: str, path: str, **options: Any) -> Any:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        response = httpx2.request(method, f"{self.url}/api/v1{path}", headers=headers, timeout=60, **options)
+        response = httpx2.request(method, f"{self.url}/api/v1{path}", timeout=60, **options)
         if response.is_error:
             raise SystemExit(f"{method} {path}: {response.status_code} {response.text}")
         return response.json()
 
 
 @contextlib.contextmanager
-def running(folder: Path, **variables: str) -> Iterator[Platform]:
+def running(folder: Path) -> Iterator[Platform]:
     """`dagmaster up` on free ports; it is stopped at the end, and its data is kept."""
     ports = {"API_PORT": "0", "SERVING_PORT": "0", "GATEWAY_PORT": "0", "SERVING_ENABLED": "true"}
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", "up", "--json", "--data", str(folder)],
-        env={**os.environ, **ports, "BRONZE_FOLDER": str(folder / "bronze"), **variables},
+        env={**os.environ, **ports, "BRONZE_FOLDER": str(folder / "bronze")},
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -100,8 +98,7 @@ def running(folder: Path, **variables: str) -> Iterator[Platform]:
         line = process.stdout.readline()
         if not line:
             raise SystemExit("the platform did not start")
-        facts = json.loads(line)
-        yield Platform(facts["api_url"], folder, facts.get("first_key"))
+        yield Platform(json.loads(line)["api_url"], folder)
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)

@@ -408,7 +408,7 @@ def _option(option: click.Parameter) -> tuple[str, ...]:
     assert isinstance(option, click.Option)
     is_plain = option.is_flag or option.count
     value = "" if is_plain else (option.metavar or _choices(option.type))
-    default = option.default if isinstance(option.default, str | int | float) and not is_plain else None
+    default = option.default if isinstance(option.default, str | int | float | Path) and not is_plain else None
     repeated = " (may be repeated)" if option.multiple and "repeated" not in (option.help or "") else ""
     names = f"`{_spelling(option)}`" + (" (required)" if option.required else "")
     return names, value, "" if default is None else f"`{default}`", f"{option.help or ''}{repeated}"

@@ -1,6 +1,5 @@
 """Malicious requests, generated from the OpenAPI document of an app: every field of every operation."""
 
-import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -109,10 +108,6 @@ def with_injection(value: Any, text: str) -> Iterator[tuple[str, Any]]:
         yield "", text
 
 
-def query_names(operation: Operation) -> list[str]:
-    return [parameter["name"] for parameter in operation.details.get("parameters", ()) if parameter["in"] == "query"]
-
-
 def values_named(answer: Any, name: str) -> Iterator[Any]:
     if isinstance(answer, dict):
         for key, value in answer.items():
@@ -122,10 +117,3 @@ def values_named(answer: Any, name: str) -> Iterator[Any]:
     elif isinstance(answer, list):
         for part in answer:
             yield from values_named(part, name)
-
-
-def json_or_none(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None

@@ -30,7 +30,7 @@ def test_urls_can_have_more_parameters():
     assert MAPS.tilejson("dem") == "https://maps.example.org/tiles/dem/WebMercatorQuad/tilejson.json"
 
 
-def test_the_urls_of_searches():
+def test_the_urls_of_a_search_contain_its_id():
     search = "https://maps.example.org/searches/s1"
 
     assert MAPS.search_info("s1") == f"{search}/info"

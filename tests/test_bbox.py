@@ -153,7 +153,7 @@ def shortest_arc(points: set[int]) -> int:
         ([(100, 0, -60, 1)], (100, 0, -60, 1)),
     ],
 )
-def test_unions_at_the_antimeridian(boxes, expected):
+def test_unions_at_the_antimeridian_have_the_expected_edges(boxes, expected):
     assert BBox.union(BBox(*box) for box in boxes) == expected
 
 

@@ -209,5 +209,8 @@ AZURE = {"STORAGE_BACKEND": "azure", "AZURE_STORAGE_ACCOUNT_NAME": "acme"}
     ids=" ".join,
 )
 def test_settings_for_a_diagnosis_can_be_loaded_despite_contradictions(monkeypatch, environment):
-    assert refusal(monkeypatch, **environment)
-    assert settings.repaired(LOG_LEVEL="debug").log_level == "debug"
+    refused = refusal(monkeypatch, **environment)
+    repaired, problems = settings.repaired(LOG_LEVEL="debug")
+
+    assert repaired.log_level == "debug"
+    assert problems == refused

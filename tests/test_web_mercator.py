@@ -1,9 +1,11 @@
 """Positions on web maps."""
 
+import random
+
 import pytest
 from morecantile import tms
 
-from dagmaster.web_mercator import EQUATOR_METRES, METRES_PER_DEGREE, position
+from dagmaster.web_mercator import EQUATOR_METRES, METRES_PER_DEGREE, position, quadkey
 
 GRID = tms.get("WebMercatorQuad")
 
@@ -19,6 +21,15 @@ def test_positions_equal_those_of_morecantile(longitude, latitude):
 def test_latitudes_beyond_the_limit_are_clamped():
     assert position(0, 90, limit=85) == position(0, 85, limit=85)
     assert position(0, -90, limit=85) == position(0, -85, limit=85)
+
+
+def test_quadkeys_equal_those_of_morecantile():
+    seeded = random.Random(7)
+    for _ in range(200):
+        zoom = seeded.randrange(1, 20)
+        x, y = seeded.randrange(2**zoom), seeded.randrange(2**zoom)
+        assert quadkey(x, y, zoom) == GRID.quadkey(x, y, zoom)
+    assert quadkey(0, 0, 0) == ""
 
 
 def test_a_degree_at_the_equator_has_111_km():

@@ -81,8 +81,8 @@ class ProcrastinateDriver:
         await self._until(count, "job = ANY (%(jobs)s) AND step = %(last)s", jobs=jobs, last=steps - 1)
 
     async def _until(self, count: int, where: str, **values: object) -> None:
-        sql = f"SELECT count(*) AS found FROM results WHERE {where}"
-        while (succeeded := (await self.app.connector.execute_query_one_async(sql, **values))["found"]) < count:
+        sql = f"SELECT count(*) AS count FROM results WHERE {where}"
+        while (succeeded := (await self.app.connector.execute_query_one_async(sql, **values))["count"]) < count:
             await asyncio.sleep(pause(count - succeeded))
 
 

@@ -1,4 +1,4 @@
-"""The URLs of what the platform serves. They are built and parsed here and in `dataset_urls`, and nowhere else.
+"""The URLs that the platform serves. They are built and parsed here and in `dataset_urls`, and nowhere else.
 
     {base}/files/{zone}/{container}/{blob}
     {base}/stac/…, /tiles/…, /searches/…      see `dataset_urls`
@@ -56,7 +56,7 @@ class Addresses(DatasetUrls):
         )
 
     def stored(self) -> "Addresses":
-        """The same without a base, for documents that are stored: the server adds the base of each request."""
+        """The same builder without a base, for documents that are stored: the server adds the base of each request."""
         return Addresses("", self._href_prefixes)
 
     def file(self, location: Location) -> str:

@@ -13,7 +13,7 @@ class Endpoint:
     """A server of this process. `name` is the prefix of its settings and of its error codes."""
 
     name: str
-    what: str
+    title: str
     hint_if_in_use: str
     hint_on_security: str = "set AUTH_ENABLED=true, "
 
@@ -30,7 +30,7 @@ def bind(host: str, port: int, *, may_expose: bool = False, endpoint: Endpoint =
     if not is_loopback(host) and not may_expose:
         setting = endpoint.name.upper()
         raise InvalidRequest(
-            f"{endpoint.what} would listen on {host}, where other machines could use it without authentication",
+            f"{endpoint.title} would listen on {host}, where other machines could use it without authentication",
             code=f"{endpoint.name}.not-loopback",
             hint=f"{endpoint.hint_on_security}set {setting}_HOST=127.0.0.1, or {setting}_INSECURE=true "
             "behind a proxy or firewall that restricts access",
@@ -38,8 +38,8 @@ def bind(host: str, port: int, *, may_expose: bool = False, endpoint: Endpoint =
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except socket.gaierror as error:
-        what = f"{endpoint.name.upper()}_HOST: {host}: {error.strerror}"
-        raise InvalidRequest(what, code=f"{endpoint.name}.bad-host") from None
+        message = f"{endpoint.name.upper()}_HOST: {host}: {error.strerror}"
+        raise InvalidRequest(message, code=f"{endpoint.name}.bad-host") from None
     # With an explicit protocol: asyncio sets TCP_NODELAY only on sockets that are declared as TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -62,6 +62,11 @@ def bind_or_any(host: str, port: int, *, may_expose: bool = False, endpoint: End
 
 def url_of(bound: socket.socket) -> str:
     host, port = bound.getsockname()[:2]
+    return http_url(host, port)
+
+
+def http_url(host: str, port: int) -> str:
+    """The URL of a server. An IPv6 address is in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -82,5 +87,5 @@ def _refused(endpoint: Endpoint, host: str, port: int, error: OSError) -> Confli
             hint=endpoint.hint_if_in_use,
             port=port,
         )
-    what = f"{endpoint.what} cannot listen on {host} port {port}: {error.strerror}"
-    return InvalidRequest(what, code=f"{endpoint.name}.cannot-listen")
+    message = f"{endpoint.title} cannot listen on {host} port {port}: {error.strerror}"
+    return InvalidRequest(message, code=f"{endpoint.name}.cannot-listen")

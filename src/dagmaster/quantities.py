@@ -1,9 +1,16 @@
-"""Numbers with their nouns and units, for messages."""
+"""Numbers with their nouns and units, and short lists, for messages."""
+
+from collections.abc import Sequence
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun: `1 file`, `3 files`."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def first_of(values: Sequence[object], maximum: int) -> str:
+    """The first values, and whether there are more: `a, b`, or `a, b, …`."""
+    return ", ".join(map(str, values[:maximum])) + (", …" if len(values) > maximum else "")
 
 
 def size_text(size_bytes: int) -> str:

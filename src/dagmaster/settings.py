@@ -429,8 +429,8 @@ class Settings(BaseSettings):
     oidc_client_id: str | None = Field(
         None,
         max_length=256,
-        description="Id of this platform at OIDC_ISSUER; with it, people sign in to the web UI there. Register the "
-        "redirect URI https://…/api/v1/session/oidc/callback",
+        description="Id of this platform at OIDC_ISSUER; with it, people can sign in to the web UI at the issuer. "
+        "Register the redirect URI https://…/api/v1/session/oidc/callback",
     )
     oidc_client_secret: str | None = Field(
         None, repr=False, description="Secret of OIDC_CLIENT_ID, if the issuer requires one; never logged"
@@ -556,7 +556,7 @@ class Settings(BaseSettings):
     public_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… at which clients reach the maps; every link to them begins with this",
+        description="http(s)://… at which clients reach the maps; every link to them begins with this URL",
     )
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -1017,8 +1017,8 @@ class Settings(BaseSettings):
         if self.auth_enabled:
             return None
         if insecure := self.insecure_endpoints(names):
-            given = " and ".join(f"{name.upper()}_INSECURE=true" for name in insecure)
-            return f"authentication is disabled and {given}: others can reach the platform, and need no key"
+            insecure_settings = " and ".join(f"{name.upper()}_INSECURE=true" for name in insecure)
+            return f"authentication is disabled and {insecure_settings}: others can reach the platform, and need no key"
         return (
             "authentication is disabled: only this machine can reach the platform, and every caller is an administrator"
         )
@@ -1118,14 +1118,19 @@ def _problem(variable: str, field: FieldInfo, mistake: Mapping[str, Any]) -> str
     return f"{variable}{_shown(field, mistake['input'])}: {expected}"
 
 
-def repaired(**overrides: Any) -> Settings:
-    """Settings with defaults in place of invalid values: for a diagnosis, never for a running process."""
+def repaired(**overrides: Any) -> tuple[Settings, list[str]]:
+    """Settings with defaults in place of invalid values, and the problems of these values: for a diagnosis, never for a
+    running process. Afterwards, secrets are redacted as with `load`."""
     try:
-        return Settings(**overrides)
+        loaded = Settings(**overrides)
+        protect(secrets_of(loaded))
+        return loaded, []
     except ValidationError as error:
         bad = [str(mistake["loc"][0]) for mistake in error.errors() if mistake["loc"]]
+        problems = problems_of(error, overrides)
     bad = bad or [*_CONFLICTING, *(name for pair in _MUST_BE_SHORTER for name in pair[:2])]
-    return repaired(**{**overrides, **{name: variables()[name.upper()].default for name in bad}})
+    settings, _ = repaired(**{**overrides, **{name: variables()[name.upper()].default for name in bad}})
+    return settings, problems
 
 
 def variables() -> dict[str, FieldInfo]:
@@ -1148,9 +1153,9 @@ def kind_of(field: FieldInfo) -> str:
 
 def warnings() -> list[str]:
     """A warning for each environment variable that has the prefix of settings and is not a setting."""
-    known = variables()
-    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in known)
-    return [f"{name} is not a setting{_did_you_mean(name.upper(), known)}" for name in unknown]
+    valid = variables()
+    unknown = sorted(name for name in os.environ if name.upper().startswith(PREFIX) and name.upper() not in valid)
+    return [f"{name} is not a setting{_did_you_mean(name.upper(), valid)}" for name in unknown]
 
 
 def _conflicts(error: ValidationError) -> list[str]:
@@ -1178,9 +1183,9 @@ def _bound(note: Any) -> str:
     return ""
 
 
-def _did_you_mean(name: str, known: Mapping[str, Any]) -> str:
+def _did_you_mean(name: str, names: Mapping[str, Any]) -> str:
     """The nearest setting. The prefix is ignored, because many users add it to settings that have none."""
-    by_bare_name = {other.removeprefix(PREFIX): other for other in known}
+    by_bare_name = {other.removeprefix(PREFIX): other for other in names}
     close = difflib.get_close_matches(name.removeprefix(PREFIX)[:100], by_bare_name, n=1)
     return f"; did you mean {by_bare_name[close[0]]}?" if close else ""
 

@@ -56,9 +56,9 @@ async def served(app: Any) -> AsyncIterator[ApiServer]:
 
 async def ok(awaited: Any, status: int = 200) -> Any:
     """The body of a response that has the expected status."""
-    answer = await awaited
-    assert answer.status_code == status, answer.text
-    return answer.json() if answer.content else None
+    response = await awaited
+    assert response.status_code == status, response.text
+    return response.json() if response.content else None
 
 
 async def pages_of(client: AsyncClient, path: str, **params: Any) -> list[list[dict[str, Any]]]:

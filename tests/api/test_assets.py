@@ -149,8 +149,8 @@ class TestSubmission:
             await _end(api, version, "failed")
             after_failure = await api.submit(platform_refs={**FLOODS, "version_id": "2025"})
 
-        answers = (new, during, same, forced, other_data, other_options, version, after_failure)
-        assert [(answer.status_code, answer.json()["outcome"], answer.json()["revision"]) for answer in answers] == [
+        responses = (new, during, same, forced, other_data, other_options, version, after_failure)
+        assert [(answer.status_code, answer.json()["outcome"], answer.json()["revision"]) for answer in responses] == [
             (202, "new_asset", 1),
             (200, "already_processing", 1),
             (200, "already_completed", 1),
@@ -489,7 +489,7 @@ class TestVisibility:
     async def test_only_reviewers_may_review_and_only_operators_may_delete(self, api, caller):
         headers = {"X-Caller": caller}
         path = f"{V1}/assets/fires-r1"
-        answers = [
+        responses = [
             await api.client.post(f"{path}/versions/0/approve", json={}, headers=headers),
             await api.client.post(f"{path}/versions/0/reject", json={"reason": "no"}, headers=headers),
             await api.client.post(f"{path}/versions/0/unpublish", json={}, headers=headers),
@@ -502,7 +502,7 @@ class TestVisibility:
         ]
         by_reviewer = await api.client.delete(path, headers={"X-Caller": "reviewer"})
 
-        assert {answer.status_code for answer in answers} == {401 if caller == "anonymous" else 403}
+        assert {answer.status_code for answer in responses} == {401 if caller == "anonymous" else 403}
         assert by_reviewer.status_code == 403
         assert (await api.asset("fires-r1"))["versions"][0]["is_served"]
 

@@ -99,7 +99,7 @@ async def test_a_callback_is_repeated_by_an_operator(database, stage):
 @pytest.mark.requirement("X3")
 async def test_a_secret_is_shown_once_to_an_administrator(database, stage):
     async with api(database) as client:
-        answer = await client.post(f"{V1}/platforms/ddh/rotate-secret")
+        response = await client.post(f"{V1}/platforms/ddh/rotate-secret")
         first = await ok(client.post(f"{V1}/platforms/arcgis/rotate-secret", json={"overlap_seconds": 60}))
         second = await ok(client.post(f"{V1}/platforms/arcgis/rotate-secret", json={"overlap_seconds": 60}))
         unknown = await client.post(f"{V1}/platforms/unknown/rotate-secret")
@@ -108,8 +108,8 @@ async def test_a_secret_is_shown_once_to_an_administrator(database, stage):
             (await client.get(f"{V1}/{path}")).text for path in ("platforms", "platforms/arcgis", "callbacks", "stats")
         ]
 
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.json()["secret"].startswith("whsec_")
+    assert response.headers["cache-control"] == "no-store"
+    assert response.json()["secret"].startswith("whsec_")
     assert first["previous_until"] is None
     assert second["previous_until"] is not None
     assert first["secret"] != second["secret"]

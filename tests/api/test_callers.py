@@ -91,10 +91,10 @@ async def test_every_scope_can_use_exactly_the_routes_that_it_allows(database):
             for scope, key in keys.items():
                 if permission is Permission.SCHEMA_WRITE and scope == "admin":
                     continue  # it would change the schema
-                answer = await client.request(method, url, headers=bearer(key))
+                response = await client.request(method, url, headers=bearer(key))
                 is_allowed = permission is Permission.ANYONE or permission in ALLOWED[scope]
-                assert (answer.status_code == 403) == (not is_allowed), (method, path, scope, answer.text)
-                assert answer.status_code != 401
+                assert (response.status_code == 403) == (not is_allowed), (method, path, scope, response.text)
+                assert response.status_code != 401
 
 
 async def test_submitting_a_definition_requires_its_own_permission(database):
@@ -237,7 +237,7 @@ async def test_a_key_appears_in_no_log_error_event_or_table(database, capfd):
     ):
         log.configure("debug", "json")
         key = keys["author"]
-        answers = await asyncio.to_thread(_misuse, server.url, key, keys["admin"])
+        responses = await asyncio.to_thread(_misuse, server.url, key, keys["admin"])
     secrets = [text.split("_", 2)[2] for text in (key, keys["admin"])]
 
     with psycopg.connect(database) as connection:
@@ -253,8 +253,8 @@ async def test_a_key_appears_in_no_log_error_event_or_table(database, capfd):
     for secret in secrets:
         assert secret not in written
         assert secret not in stored
-        for answer in answers:
-            assert secret not in answer
+        for response in responses:
+            assert secret not in response
 
 
 def _misuse(url, key, admin):
@@ -283,5 +283,5 @@ def _misuse(url, key, admin):
             client.post(f"{V1}/workflows/validate", content=f"workflow_id: {key}"),
             client.post(f"{V1}/callbacks/task-result", json={"task_id": key, "worker_id": "w", "status": "succeeded"}),
         ]
-    assert {answer.status_code for answer in responses} >= {400, 401, 404, 422}
-    return [answer.text for answer in responses]
+    assert {response.status_code for response in responses} >= {400, 401, 404, 422}
+    return [response.text for response in responses]

@@ -58,11 +58,11 @@ async def frames(
 ) -> AsyncIterator[dict[str, Any]]:
     """The events of a stream, parsed as a browser does."""
     headers = {} if last is None else {"Last-Event-ID": last}
-    async with client.stream("GET", f"{V1}/stream", headers=headers, params=params, timeout=30) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        assert answer.headers["content-type"].startswith("text/event-stream")
+    async with client.stream("GET", f"{V1}/stream", headers=headers, params=params, timeout=30) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
         frame: dict[str, str] = {}
-        async for line in answer.aiter_lines():
+        async for line in response.aiter_lines():
             name, _, value = line.partition(": ")
             if line:
                 frame[name] = value
@@ -139,7 +139,7 @@ async def test_a_client_that_was_disconnected_gets_the_changes_that_it_missed(da
 @pytest.mark.parametrize(
     ("away", "reason"), [(timedelta(minutes=11), "too_old"), (timedelta(days=-1), "too_old"), (timedelta(0), None)]
 )
-async def test_a_client_that_was_disconnected_for_too_long_is_told_to_reload(database, away, reason):
+async def test_a_client_that_was_disconnected_for_too_long_must_reload(database, away, reason):
     async with served(app_of(database)) as server, AsyncClient(base_url=server.url) as client:
         cursor = cursor_of(datetime.now(UTC) - away)
         async with contextlib.aclosing(frames(client, cursor, kind="queues")) as stream:
@@ -168,7 +168,7 @@ async def test_heartbeats_advance_the_cursor(database):
     assert cursors[0] < cursors[1] < cursors[2]
 
 
-async def test_a_slow_client_is_told_to_reload_and_its_missed_changes_are_not_kept(database, monkeypatch):
+async def test_a_slow_client_must_reload_and_its_missed_changes_are_not_kept(database, monkeypatch):
     monkeypatch.setattr(change_follower, "KEPT_BATCHES", 2)
     app = app_of(database)
     async with served(app):

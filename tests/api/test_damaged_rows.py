@@ -168,12 +168,12 @@ async def _failures(client: AsyncClient, paths: list[str], damage: str) -> list[
     failures = []
     for path in paths:
         try:
-            answer = await client.get(path)
+            response = await client.get(path)
         except Exception as error:
             failures.append(f"{damage}: {path}: {type(error).__name__}: {str(error)[:200]}")
         else:
-            if answer.status_code >= 500:
-                failures.append(f"{damage}: {path}: {answer.status_code}")
+            if response.status_code >= 500:
+                failures.append(f"{damage}: {path}: {response.status_code}")
     return failures
 
 
@@ -239,8 +239,8 @@ async def test_a_stream_of_a_job_whose_events_were_deleted_ends(interrupted):
     async with api(interrupted.dsn) as client:
         for condition in ("true", "sequence % 3 = 0"):
             with rows.damaged("dag_job_events", f"DELETE FROM dagapp.dag_job_events WHERE {condition}"):
-                answer = await asyncio.wait_for(client.get(f"{V1}/jobs/{interrupted.job_id}/events/stream"), 10)
-            assert answer.status_code == 200
+                response = await asyncio.wait_for(client.get(f"{V1}/jobs/{interrupted.job_id}/events/stream"), 10)
+            assert response.status_code == 200
 
     rows.execute("UPDATE dagapp.dag_jobs SET status = 'running'")
 

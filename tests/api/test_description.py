@@ -61,9 +61,9 @@ def test_every_operation_is_named_tagged_and_lists_its_problems():
     for path, _, operation in OPERATIONS:
         assert operation["summary"], path
         assert set(operation["tags"]) <= tags, path
-        for status, answer in operation["responses"].items():
+        for status, response in operation["responses"].items():
             if int(status) >= 400 and path not in {"/livez", "/readyz"}:
-                assert list(answer["content"]) == ["application/problem+json"], (path, status)
+                assert list(response["content"]) == ["application/problem+json"], (path, status)
 
 
 @pytest.mark.parametrize("name", sorted(DESCRIPTION["components"]["schemas"]))
@@ -118,7 +118,7 @@ async def _some_work(dsn: str, folder: Path) -> dict[str, str]:
         (callback,) = await kit.rows("SELECT callback_id FROM dagapp.callback_events")
     new = NewUpload(upload_id := uuid4(), "local", "bronze", "local/a.tif", 10, None, "local", 3600.0)
     async with UploadStore(dsn, size=1) as uploads:
-        await uploads.begin(new, most=10)
+        await uploads.begin(new, max_uploads=10)
     return {
         "job_id": str(job["job_id"]),
         "definition_hash": job["definition_hash"],
@@ -161,8 +161,8 @@ schema = schemathesis.openapi.from_dict(DESCRIPTION, config=config)
 )
 def test_every_response_matches_its_description(case: Any, served: Served) -> None:
     """A path with parameters is also requested with ids that exist."""
-    answer = case.call(base_url=served.url, timeout=TIMEOUT_SECONDS)
-    case.validate_response(answer, checks=CHECKS)
+    response = case.call(base_url=served.url, timeout=TIMEOUT_SECONDS)
+    case.validate_response(response, checks=CHECKS)
 
     if case.path_parameters:
         case.path_parameters = {name: served.known[name] for name in case.path_parameters}

@@ -37,11 +37,11 @@ async def test_an_export_contains_every_row_of_the_job_once(database, monkeypatc
     monkeypatch.setattr(export, "_PAGE", page)
     async with engine(database) as running, api(database, running) as client:
         job_id = (await running.run(workflow(FAMILY), place=f"host/x?sig={SECRET}"))["job_id"]
-        answer = await client.get(f"{V1}/jobs/{job_id}/export")
+        response = await client.get(f"{V1}/jobs/{job_id}/export")
         nodes, tasks, events = await running.nodes(job_id), await running.tasks(job_id), await running.events(job_id)
 
-    assert answer.headers["content-disposition"] == f'attachment; filename="job-{job_id}.json"'
-    exported = json.loads(answer.text)
+    assert response.headers["content-disposition"] == f'attachment; filename="job-{job_id}.json"'
+    exported = json.loads(response.text)
     assert (exported["format"], exported["format_version"], exported["is_complete"]) == ("dagmaster-job", 1, True)
     assert exported["job"]["job_id"] == str(job_id)
     assert exported["definition"]["workflow_id"] == "family"
@@ -50,8 +50,8 @@ async def test_an_export_contains_every_row_of_the_job_once(database, monkeypatc
     assert len(exported["attempts"]) == len(tasks)
     assert [event["sequence"] for event in exported["events"]] == [event["sequence"] for event in events]
     assert exported["janitor_actions"] == []
-    assert SECRET not in answer.text
-    assert "claim_token" not in answer.text
+    assert SECRET not in response.text
+    assert "claim_token" not in response.text
 
 
 async def test_only_a_job_that_exists_can_be_exported(shared_database):

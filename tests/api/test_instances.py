@@ -118,8 +118,8 @@ async def test_requests_to_an_instance_that_does_not_own_the_job_take_effect_wit
 async def _claimed(ledger: PostgresLedger, worker_id: UUID, job_id: UUID) -> str | None:
     """Claim a task of this job and return its id, if there is one."""
     demand = Demand(("functionapp-tasks",), ("hello_world", "echo"), 10)
-    answer = await ledger.exchange(worker_id, [], demand, lease_seconds=60)
-    return next((task.task_id for task in answer.claimed if task.job_id == job_id), None)
+    response = await ledger.exchange(worker_id, [], demand, lease_seconds=60)
+    return next((task.task_id for task in response.claimed if task.job_id == job_id), None)
 
 
 @pytest.mark.requirement("H4")

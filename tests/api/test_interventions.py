@@ -58,20 +58,20 @@ async def test_a_cancel_shows_which_worker_acknowledged(database):
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
         body = {"by": "someone else", "reason": "wrong file"}
 
-        answer = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}, json=body), 202)
+        response = await ok(client.post(f"{V1}/jobs/{job_id}/cancel", params={"wait": 10}, json=body), 202)
         shown = (await ok(client.get(f"{V1}/jobs/{job_id}")))["job"]
         read = await ok(client.get(f"{V1}/jobs/{job_id}/cancel"))
         again = await client.post(f"{V1}/jobs/{job_id}/cancel")
         unknown = await client.post(f"{V1}/jobs/{uuid4()}/cancel")
 
-    assert (answer["status"], answer["is_over"]) == ("cancelled", True)
-    assert (answer["requested_by"], answer["reason"]) == ("local", "wrong file")
-    (task,) = answer["tasks"]
+    assert (response["status"], response["is_over"]) == ("cancelled", True)
+    assert (response["requested_by"], response["reason"]) == ("local", "wrong file")
+    (task,) = response["tasks"]
     assert task["worker_id"] == str(running.workers[0].worker_id)
     assert task["requested_at"] <= task["acknowledged_at"] <= task["finished_at"]
     assert (shown["status"], shown["stopping"], shown["cancel_requested_by"]) == ("cancelled", "cancelled", "local")
-    assert (again.status_code, again.json()) == (202, answer)
-    assert read == answer
+    assert (again.status_code, again.json()) == (202, response)
+    assert read == response
     assert (unknown.status_code, unknown.json()["code"]) == (404, "job.not-found")
 
 
@@ -91,9 +91,9 @@ async def test_a_second_cancel_request_changes_nothing(database):
 async def test_a_job_that_has_already_ended_is_not_cancelled(database):
     async with engine(database) as running, api(database, running) as client:
         done = await running.run("hello_world")
-        answer = await client.post(f"{V1}/jobs/{done['job_id']}/cancel")
+        response = await client.post(f"{V1}/jobs/{done['job_id']}/cancel")
 
-    assert (answer.status_code, answer.json()["code"]) == (409, "job.ended")
+    assert (response.status_code, response.json()["code"]) == (409, "job.ended")
 
 
 @pytest.mark.requirement("E14")
@@ -177,19 +177,19 @@ async def test_a_stage_whose_children_failed_is_not_complete(database):
             workflow(LOSING), workflow(LOSING.replace("losing", "bearing").replace("tolerate: 1", "tolerate: 4"))
         )
         async with api(database, running) as client:
-            answers, shown = {}, {}
+            responses, shown = {}, {}
             for name in ("losing", "bearing"):
                 first = await ok(client.post(f"{V1}/jobs", json={"workflow_id": name}), 202)
                 await running.wait(UUID(first["job_id"]))
-                answers[name] = await ok(client.post(f"{V1}/jobs", json={"workflow_id": name}))
+                responses[name] = await ok(client.post(f"{V1}/jobs", json={"workflow_id": name}))
                 shown[name] = await ok(client.get(f"{V1}/jobs/{first['job_id']}"))
 
     states = {name: {n["node_id"]: n["state"] for n in job["nodes"]} for name, job in shown.items()}
-    assert (answers["losing"]["failed_stage"], answers["losing"]["completed_stages"]) == ("many", ["start"])
+    assert (responses["losing"]["failed_stage"], responses["losing"]["completed_stages"]) == ("many", ["start"])
     assert states["losing"]["many"] == "failed"
     assert next(s["status"] for s in shown["losing"]["stages"] if s["name"] == "many") == "failed"
-    assert (answers["bearing"]["status"], answers["bearing"]["failed_stage"]) == ("already_completed", None)
-    assert answers["bearing"]["completed_stages"] == ["start", "many", "end"]
+    assert (responses["bearing"]["status"], responses["bearing"]["failed_stage"]) == ("already_completed", None)
+    assert responses["bearing"]["completed_stages"] == ["start", "many", "end"]
     assert states["bearing"]["many"] == "completed"
 
 
@@ -200,13 +200,13 @@ async def test_a_node_of_a_job_can_be_retried(database):
         url = f"{V1}/jobs/{job['job_id']}/retry"
         node = next(name for name, row in (await running.nodes(job["job_id"])).items() if row["attempt"])
         dry_run = await ok(client.post(url, params={"dry_run": True}, json={"node": node}), 202)
-        answer = await ok(client.post(url, json={"node": node, "by": "ada"}), 202)
+        response = await ok(client.post(url, json={"node": node, "by": "ada"}), 202)
         again = await running.wait(job["job_id"])
         both = await client.post(url, json={"node": node, "stage": "x"})
         unknown = await client.post(url, json={"node": "unknown"})
 
-    assert dry_run["nodes"] == answer["nodes"]
-    assert node in answer["nodes"]
+    assert dry_run["nodes"] == response["nodes"]
+    assert node in response["nodes"]
     assert (again["status"], again["resume_count"]) == ("completed", 1)
     assert both.status_code == 422
     assert (unknown.status_code, unknown.json()["code"]) == (404, "node.not-found")

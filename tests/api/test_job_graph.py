@@ -99,11 +99,11 @@ async def test_reading_a_page_of_ten_thousand_children_takes_a_few_milliseconds(
             best = 9.9
             for _ in range(3):
                 begun = time.perf_counter()
-                answer = await ok(client.get(url))
+                response = await ok(client.get(url))
                 best = min(best, time.perf_counter() - begun)
             seconds[name] = best
             if name == "failed":
-                assert [node["fan_out_index"] for node in answer["items"]] == [3, *range(9991, 10000)]
+                assert [node["fan_out_index"] for node in response["items"]] == [3, *range(9991, 10000)]
 
     # A few milliseconds each; the machine may be busy.
     assert max(seconds.values()) < 1.0, seconds

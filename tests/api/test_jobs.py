@@ -46,17 +46,17 @@ ONCE = """
 @pytest.mark.requirement("O1")
 async def test_a_job_is_submitted_and_its_result_is_read(database):
     async with engine(database) as running, api(database, running) as client:
-        answer = await client.post(
+        response = await client.post(
             f"{V1}/jobs",
             json={"workflow_id": "hello_world", "input_params": {"name": "Ada"}, "submitted_by": "me", "priority": 7},
         )
-        job_id = answer.json()["job_id"]
+        job_id = response.json()["job_id"]
         await running.wait(UUID(job_id))
-        shown = await ok(client.get(answer.headers["location"]))
+        shown = await ok(client.get(response.headers["location"]))
 
-    assert answer.status_code == 202
-    assert answer.json()["status"] == "accepted"
-    assert answer.headers["location"] == f"{V1}/jobs/{job_id}"
+    assert response.status_code == 202
+    assert response.json()["status"] == "accepted"
+    assert response.headers["location"] == f"{V1}/jobs/{job_id}"
     assert shown["job"]["result_data"] == {"message": "Hello, Ada!"}
     assert (shown["job"]["status"], shown["job"]["priority"], shown["is_over"]) == ("completed", 7, True)
     assert "claim_token" not in shown["job"]
@@ -220,10 +220,10 @@ async def test_the_response_to_a_repeated_submission_has_the_state_of_the_existi
 @pytest.mark.parametrize("part", ["", "/nodes", "/nodes/x", "/events", "/timeline", "/waiting", "/events/stream"])
 async def test_every_part_of_an_unknown_job_is_not_found(shared_database, part):
     async with api(shared_database) as client:
-        answer = await client.get(f"{V1}/jobs/{uuid4()}{part}")
+        response = await client.get(f"{V1}/jobs/{uuid4()}{part}")
 
-    assert answer.status_code == 404
-    assert answer.json()["code"] == "job.not-found"
+    assert response.status_code == 404
+    assert response.json()["code"] == "job.not-found"
 
 
 @pytest.mark.requirement("E1")

@@ -50,14 +50,14 @@ async def who(client, key):
 
 async def test_a_created_key_identifies_its_caller(database):
     async with protected(database) as client:
-        answer = await client.post(f"{V1}/keys", json={"name": "ci", "scopes": ["author", "viewer", "author"]})
-        key = answer.json()
+        response = await client.post(f"{V1}/keys", json={"name": "ci", "scopes": ["author", "viewer", "author"]})
+        key = response.json()
         caller = await ok(who(client, key["key"]))
         del client.headers["authorization"]
         by_header = await ok(client.get(f"{V1}/caller", headers={"X-API-Key": key["key"]}))
         anonymous = await ok(client.get(f"{V1}/caller"))
 
-    assert answer.headers["cache-control"] == "no-store"
+    assert response.headers["cache-control"] == "no-store"
     assert (key["name"], key["scopes"], key["created_by"]) == ("ci", ["viewer", "author"], "root")
     assert caller == by_header
     assert (caller["name"], caller["scopes"]) == ("ci", ["author", "viewer"])
@@ -96,13 +96,13 @@ async def test_the_database_contains_only_hashes_of_keys(database, rows):
 @pytest.mark.parametrize("path", ["/livez", "/openapi.json", f"{V1}/caller", f"{V1}/jobs", "/none"])
 async def test_invalid_credentials_are_refused_on_all_routes(shared_database, credentials, path):
     async with api(shared_database, auth_enabled=True) as client:
-        answer = await client.get(path, headers=credentials)
+        response = await client.get(path, headers=credentials)
 
-    problem = check(answer, 401, answer.json()["code"])
+    problem = check(response, 401, response.json()["code"])
     assert problem["code"].startswith("auth.")
-    assert "www-authenticate" in answer.headers
+    assert "www-authenticate" in response.headers
     for value in credentials.values():
-        assert value not in answer.text or len(value) < 10
+        assert value not in response.text or len(value) < 10
 
 
 async def test_a_wrong_secret_of_an_existing_key_gets_the_same_response_as_an_unknown_key(database):
@@ -129,8 +129,8 @@ async def test_a_revoked_key_is_refused_from_the_next_request_on(database):
 
     assert before.status_code == 200
     assert revoked["revoked_at"]
-    for answer in after:
-        check(answer, 401, "auth.revoked")
+    for response in after:
+        check(response, 401, "auth.revoked")
     check(again, 409, "key.revoked")
     check(rotated, 409, "key.revoked")
     assert [each["name"] for each in listed] == ["root"]
@@ -163,9 +163,9 @@ async def test_the_previous_secret_is_refused_after_the_overlap(database):
         second = await ok(client.post(f"{V1}/keys/{first['key_id']}/rotate", json={"overlap_hours": 1}))
         with psycopg.connect(database) as connection:
             connection.execute("UPDATE dagapp.api_keys SET previous_until = dagapp.clock() WHERE name = 'a'")
-        answers = [(await who(client, key["key"])).status_code for key in (first, second)]
+        responses = [(await who(client, key["key"])).status_code for key in (first, second)]
 
-    assert answers == [401, 200]
+    assert responses == [401, 200]
 
 
 async def test_an_expired_key_is_refused_until_it_is_rotated(database):
@@ -176,11 +176,11 @@ async def test_an_expired_key_is_refused_until_it_is_rotated(database):
         still = await ok(client.post(f"{V1}/keys/{key['key_id']}/rotate"))
         refused = await who(client, still["key"])
         renewed = await ok(client.post(f"{V1}/keys/{key['key_id']}/rotate", json={"expires_in_days": 1}))
-        answer = await who(client, renewed["key"])
+        response = await who(client, renewed["key"])
 
     check(expired, 401, "auth.expired")
     check(refused, 401, "auth.expired")
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert renewed["expires_at"] > key["expires_at"]
 
 
@@ -205,9 +205,9 @@ async def test_an_expired_key_is_refused_until_it_is_rotated(database):
 )
 async def test_requests_for_invalid_keys_are_refused(database, wanted, status, code):
     async with protected(database) as client:
-        answer = await client.post(f"{V1}/keys", json={"name": "a", "scopes": ["viewer"], **wanted})
+        response = await client.post(f"{V1}/keys", json={"name": "a", "scopes": ["viewer"], **wanted})
 
-    check(answer, status, code)
+    check(response, status, code)
 
 
 async def test_a_b2b_key_belongs_to_its_platform(database):
@@ -229,7 +229,7 @@ async def test_only_administrators_manage_keys(database):
             for scope in Scope
             if scope not in ("b2b", "admin")
         }
-        answers = [
+        responses = [
             await client.request(method, f"{V1}/keys{path}", headers=bearer(key), json=body)
             for key in keys.values()
             for method, path, body in (
@@ -242,8 +242,8 @@ async def test_only_administrators_manage_keys(database):
         del client.headers["authorization"]
         anonymous = await client.get(f"{V1}/keys")
 
-    for answer in answers:
-        check(answer, 403, "auth.not-allowed")
+    for response in responses:
+        check(response, 403, "auth.not-allowed")
     check(anonymous, 401, "auth.required")
 
 

@@ -106,7 +106,7 @@ async def test_log_lines_of_every_attempt_are_listed_in_pages(database):
     assert "hunter2" not in str(logged)
     assert of_children == lines[2:]
     assert of_child == lines[4:6]
-    assert [answer.json()["code"] for answer in unknown] == ["node.not-found", "job.not-found"]
+    assert [response.json()["code"] for response in unknown] == ["node.not-found", "job.not-found"]
     assert wrong.json()["code"] == "request.bad-cursor"
 
 
@@ -181,8 +181,8 @@ async def test_progress_is_shown_in_every_view_within_a_second(database, handler
 async def progress_of(client: AsyncClient, path: str) -> list[tuple[float, dict[str, Any]]]:
     """The time and value of each progress report; none of them has an id."""
     fractions, frame = [], {}
-    async with client.stream("GET", path, timeout=30) as answer:
-        async for line in answer.aiter_lines():
+    async with client.stream("GET", path, timeout=30) as response:
+        async for line in response.aiter_lines():
             name, _, value = line.partition(": ")
             if line:
                 frame[name] = value

@@ -117,8 +117,8 @@ async def test_the_map_server_gets_a_request_as_it_was_sent(monkeypatch):
     async with on_a_port(map_server().app) as url, origin(url, auth_enabled=True) as client:
         request = client.build_request("POST", "/tiles/echo/x", headers=sent, content=b"a body")
         request.extensions["target"] = b"/tiles/echo/%2e%2e/a%2Fb/%C3%A4?q=1&q=%20a+b"
-        answer = await client.send(request)
-    got = answer.json()
+        response = await client.send(request)
+    got = response.json()
     headers = dict(got["headers"])
 
     assert got["raw_path"] == "/tiles/echo/%2e%2e/a%2Fb/%C3%A4"
@@ -130,10 +130,10 @@ async def test_the_map_server_gets_a_request_as_it_was_sent(monkeypatch):
     assert (headers["x-forwarded-for"], headers["x-forwarded-proto"]) == ("127.0.0.1", "http")
     assert not {"forwarded", "x-forwarded-host", "proxy-authorization", "x-secret-of-hop"} & headers.keys()
     assert len(headers) == len(got["headers"])
-    assert (answer.status_code, answer.headers["etag"], answer.headers["x-kept"]) == (206, '"e"', "1")
-    assert "x-own" not in answer.headers
-    assert answer.headers["x-request-id"] == "mine"
-    assert len(answer.headers.get_list("date")) == 1
+    assert (response.status_code, response.headers["etag"], response.headers["x-kept"]) == (206, '"e"', "1")
+    assert "x-own" not in response.headers
+    assert response.headers["x-request-id"] == "mine"
+    assert len(response.headers.get_list("date")) == 1
 
 
 async def test_a_large_response_is_passed_on_in_pieces_before_it_is_complete():
@@ -141,9 +141,9 @@ async def test_a_large_response_is_passed_on_in_pieces_before_it_is_complete():
     async with (
         on_a_port(maps.app) as url,
         origin(url) as client,
-        client.stream("GET", "/files/slow") as answer,
+        client.stream("GET", "/files/slow") as response,
     ):
-        pieces = answer.aiter_raw()
+        pieces = response.aiter_raw()
         size = len(await anext(pieces))
         is_complete_early = maps.go.is_set()
         maps.go.set()
@@ -151,7 +151,7 @@ async def test_a_large_response_is_passed_on_in_pieces_before_it_is_complete():
             size += len(piece)
 
     assert not is_complete_early
-    assert size == 2 * len(PIECE) == int(answer.headers["content-length"])
+    assert size == 2 * len(PIECE) == int(response.headers["content-length"])
 
 
 async def test_the_request_to_the_map_server_is_cancelled_if_the_client_disconnects():
@@ -179,22 +179,22 @@ async def test_an_unreachable_map_server_is_reported_and_the_next_one_is_tried()
         away = await client.get("/stac/collections")
         api = await client.get("/openapi.json")
     async with on_a_port(map_server().app) as url, origin(closed_url, url) as client:
-        answers = [(await client.get("/tiles/echo/x")).status_code for _ in range(4)]
+        responses = [(await client.get("/tiles/echo/x")).status_code for _ in range(4)]
     async with origin() as client:
         none = await client.get("/tiles/echo/x")
 
     check(away, 503, "maps.unavailable")
     assert away.headers["retry-after"]
     assert api.status_code == 200
-    assert answers == [206] * 4
+    assert responses == [206] * 4
     check(none, 404, "maps.not-configured")
 
 
 async def test_a_body_that_is_too_large_for_the_map_server_is_refused_by_the_api():
     async with on_a_port(map_server().app) as url, origin(url) as client:
-        answer = await client.post("/tiles/echo/x", content=b"x" * (MAX_BODY_BYTES + 1))
+        response = await client.post("/tiles/echo/x", content=b"x" * (MAX_BODY_BYTES + 1))
 
-    check(answer, 413, "request.too-large")
+    check(response, 413, "request.too-large")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ async def test_without_authentication_pages_of_other_sites_reach_neither_maps_no
 
 
 async def test_the_numbers_of_forwarded_and_of_waiting_requests_are_limited():
-    slots, entered, leave = Slots(at_once=2, waiting=1, seconds=0.2), [], asyncio.Event()
+    slots, entered, leave = Slots(at_once=2, max_waiting=1, seconds=0.2), [], asyncio.Event()
 
     async def one(name):
         async with slots.acquire():

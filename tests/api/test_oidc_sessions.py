@@ -275,12 +275,12 @@ async def test_failed_sign_ins_are_limited_and_no_secret_is_logged(shared_databa
             back = await at_issuer(await began(client))
             flow = Flow.decoded(client.cookies["dagmaster_sign_in"])
             await client.get(changed(back, code="wrong"))
-            answers = [await client.get(f"{CALLBACK}?code=x&state=x") for _ in range(10)]
+            responses = [await client.get(f"{CALLBACK}?code=x&state=x") for _ in range(10)]
     finally:
         structlog.configure(**before)
     written = "".join(capsys.readouterr())
 
-    assert [answer.status_code for answer in answers] == [403] * 9 + [429]
+    assert [answer.status_code for answer in responses] == [403] * 9 + [429]
     assert "an OIDC sign-in was refused" in written
     code = dict(parse_qsl(urlsplit(back).query))["code"]
     for secret in (flow.verifier, flow.nonce, flow.state, code, "hunter2"):

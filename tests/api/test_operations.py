@@ -104,7 +104,7 @@ async def test_two_users_change_different_settings_of_a_queue_and_both_changes_a
         replaced = await ok(client.put(queue, json={"max_running": 5}))
         unknown = await client.patch(f"{V1}/queues/nothing", json={"is_paused": True})
 
-    limits = [(answer["max_running"], answer["is_paused"]) for answer in (limited, paused, lifted, replaced)]
+    limits = [(response["max_running"], response["is_paused"]) for response in (limited, paused, lifted, replaced)]
     assert limits == [(3, False), (3, True), (None, True), (5, False)]
     assert unknown.status_code == 404
 
@@ -147,8 +147,8 @@ async def test_an_instance_whose_loop_is_stuck_is_not_ready_and_then_not_alive(d
         orchestrator._find_pending_work = lambda **_: is_free.wait()
 
         async def answers(path, status):
-            answer = await client.get(path)
-            return answer.json() if answer.status_code == status else None
+            response = await client.get(path)
+            return response.json() if response.status_code == status else None
 
         unready = await until(lambda: answers("/readyz", 503))
         while_unready = await client.get("/livez")
@@ -294,6 +294,7 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
         shown = await ok(client.get(f"{V1}/jobs/{job_id}/nodes/repeat"))
         unknown = await ok(client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": f"{uuid4()}_x_1"}))
         odd = await client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": "x"})
+        no_text = await client.post(f"{V1}/callbacks/task-result", json={**report, "task_id": f"{uuid4()}_x\0_1"})
 
     assert (foreign, first, again, second) == (
         {"accepted": False},
@@ -306,7 +307,7 @@ async def test_a_worker_without_database_reports_over_http_and_late_reports_are_
     assert shown["attempts"][0]["error"]["blame"] == "data"
     assert shown["attempts"][0]["params"] == {"message": "from afar"}
     assert unknown == {"accepted": False}
-    assert odd.json()["code"] == "task.bad-id"
+    assert (odd.json()["code"], no_text.json()["code"]) == ("task.bad-id", "value.not-text")
 
 
 @pytest.mark.requirement("O1")

@@ -35,18 +35,18 @@ async def test_an_output_is_sent_with_its_hash_as_etag_and_not_sent_again_if_unc
         for count in (3, 60_000):
             job = await running.run(workflow(SIZED), count=count)
             path = f"{V1}/jobs/{job['job_id']}/nodes/items/output"
-            answer = await client.get(path)
-            again = await client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+            response = await client.get(path)
+            again = await client.get(path, headers={"If-None-Match": response.headers["etag"]})
             other = await client.get(path, headers={"If-None-Match": '"0000"'})
             detail = await ok(client.get(f"{V1}/jobs/{job['job_id']}/nodes/items"))
 
-            assert answer.json() == {"items": list(range(count)), "count": count}
-            assert answer.headers["etag"] == f'"{hashlib.sha256(answer.content).hexdigest()}"'
-            assert int(answer.headers["content-length"]) == len(answer.content)
+            assert response.json() == {"items": list(range(count)), "count": count}
+            assert response.headers["etag"] == f'"{hashlib.sha256(response.content).hexdigest()}"'
+            assert int(response.headers["content-length"]) == len(response.content)
             assert (again.status_code, again.content) == (304, b"")
-            assert other.content == answer.content
+            assert other.content == response.content
             assert (detail["output_url"] is not None) == (count > 3)
-            assert detail["output_url"] is None or (await client.get(detail["output_url"])).content == answer.content
+            assert detail["output_url"] is None or (await client.get(detail["output_url"])).content == response.content
             assert len(orjson.dumps(detail)) < INLINE_BYTES
 
 

@@ -103,9 +103,9 @@ async def test_the_reads_of_the_api_are_the_same_through_a_pooler(database):
                     "   AND application_name = 'dagmaster-api' AND client_addr IS NULL"
                 ).fetchone()
 
-    for number, answer in enumerate(rounds):
+    for number, response in enumerate(rounds):
         path = paths[number % len(paths)]
-        assert _without_ages(answer) == _without_ages(expected[number % len(paths)]), path
+        assert _without_ages(response) == _without_ages(expected[number % len(paths)]), path
     assert sessions
     # One connection of the direct API, and at most all connections of the pooler.
     assert sessions[0] <= 1 + SERVER_CONNECTIONS

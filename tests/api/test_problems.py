@@ -71,21 +71,21 @@ async def test_each_problem_has_its_status_and_code(shared_database, request_, o
     method, path = request_
 
     async with api(shared_database) as client:
-        answer = await client.request(method, V1 + path, **options)
+        response = await client.request(method, V1 + path, **options)
 
-    check(answer, *expected)
+    check(response, *expected)
 
 
 @pytest.mark.requirement("O1")
 async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_database):
     async with api(shared_database) as client:
-        answer = await client.post(
+        response = await client.post(
             f"{V1}/jobs", json={"workflow_id": "", "priority": 11, "callback_url": "hunter2" * 100}
         )
 
-    problem = check(answer, 422, "request.invalid")
+    problem = check(response, 422, "request.invalid")
     assert {error["at"] for error in problem["errors"]} == {"body.workflow_id", "body.priority", "body.callback_url"}
-    assert "hunter2" not in answer.text
+    assert "hunter2" not in response.text
 
 
 @pytest.mark.requirement("O1")
@@ -110,9 +110,9 @@ async def test_invalid_requests_list_every_mistake_and_repeat_nothing(shared_dat
 )
 async def test_an_error_is_described_in_plain_words(shared_database, path, sent, message):
     async with api(shared_database) as client:
-        answer = await client.post(V1 + path, json=sent)
+        response = await client.post(V1 + path, json=sent)
 
-    problem = check(answer, 422, "request.invalid")
+    problem = check(response, 422, "request.invalid")
     assert problem["detail"].startswith(message)
     assert "/openapi.json" in problem["hint"]
 
@@ -142,22 +142,22 @@ async def test_an_error_is_described_in_plain_words(shared_database, path, sent,
 )
 async def test_the_response_to_thousands_of_mistakes_is_short(shared_database, sent, mistake):
     async with api(shared_database) as client:
-        answer = await client.post(f"{V1}/submit", json=sent)
+        response = await client.post(f"{V1}/submit", json=sent)
 
-    problem = check(answer, 422, "request.invalid")
+    problem = check(response, 422, "request.invalid")
     assert problem["detail"].startswith(mistake)
     assert len(problem["errors"]) <= MAX_MISTAKES
-    assert len(answer.content) < 10_000
+    assert len(response.content) < 10_000
 
 
 @pytest.mark.requirement("O1")
 async def test_the_error_for_invalid_json_has_line_and_column(shared_database):
     async with api(shared_database) as client:
-        answer = await client.post(
+        response = await client.post(
             f"{V1}/jobs", content=b'{"workflow_id": "x",\n "priority": }', headers={"content-type": "application/json"}
         )
 
-    problem = check(answer, 422, "request.invalid")
+    problem = check(response, 422, "request.invalid")
     assert problem["detail"] == "body: not valid JSON: expecting value at line 2, column 14"
     assert (problem["errors"][0]["line"], problem["errors"][0]["column"]) == (2, 14)
 
@@ -167,19 +167,19 @@ async def test_the_error_for_an_unknown_workflow_names_no_folders(shared_databas
     (tmp_path / "broken.yaml").write_text("workflow_id: broken\nnodes: {}\n")
 
     async with api(shared_database, workflow_folders=str(tmp_path)) as client:
-        answer = await client.post(f"{V1}/jobs", json={"workflow_id": "broken"})
+        response = await client.post(f"{V1}/jobs", json={"workflow_id": "broken"})
 
-    problem = check(answer, 404, "workflow.not-found")
+    problem = check(response, 404, "workflow.not-found")
     assert "refused: broken.yaml:" in problem["hint"]
-    assert str(tmp_path) not in answer.text
+    assert str(tmp_path) not in response.text
 
 
 @pytest.mark.requirement("O1")
 async def test_a_misspelt_workflow_gets_a_suggestion(shared_database):
     async with api(shared_database) as client:
-        answer = await client.post(f"{V1}/jobs", json={"workflow_id": "helo_world"})
+        response = await client.post(f"{V1}/jobs", json={"workflow_id": "helo_world"})
 
-    assert check(answer, 404, "workflow.not-found")["detail"] == (
+    assert check(response, 404, "workflow.not-found")["detail"] == (
         "no workflow is named 'helo_world'; did you mean 'hello_world'?"
     )
 
@@ -247,9 +247,9 @@ async def test_the_response_without_a_database_says_when_to_retry():
             client.get(f"{V1}/health"),
         )
 
-    for answer in (jobs, submitted):
-        check(answer, 503, "database.unavailable")
-        assert answer.headers["retry-after"] == "2"
+    for response in (jobs, submitted):
+        check(response, 503, "database.unavailable")
+        assert response.headers["retry-after"] == "2"
     assert (ready.status_code, ready.json()["is_ready"]) == (503, False)
     assert (alive.status_code, health.status_code) == (200, 200)
 

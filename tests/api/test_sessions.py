@@ -48,8 +48,8 @@ async def test_a_user_signs_in_sees_the_session_and_signs_out(database):
     async with platform(database) as (client, store):
         key = await key_of(store)
         before = await ok(client.get(SESSION))
-        answer = await client.post(SESSION, json={"key": key.key}, headers=SAME_ORIGIN)
-        session = answer.json()
+        response = await client.post(SESSION, json={"key": key.key}, headers=SAME_ORIGIN)
+        session = response.json()
         seen = await ok(client.get(SESSION))
         jobs = await client.get(f"{V1}/jobs")
         stolen = client.cookies[COOKIE]
@@ -60,14 +60,31 @@ async def test_a_user_signs_in_sees_the_session_and_signs_out(database):
     assert (before["is_signed_in"], before["method"], before["csrf_token"]) == (False, None, None)
     assert before["sign_in_methods"] == [{"method": "key", "url": SESSION}]
     assert before["permissions"] == ["anyone"]
-    assert answer.status_code == 201
-    assert answer.headers["cache-control"] == "no-store"
+    assert response.status_code == 201
+    assert response.headers["cache-control"] == "no-store"
     assert (session["name"], session["scopes"], session["method"]) == ("ada", ["operator"], "key")
     assert set(session["permissions"]) == ALLOWED[Scope.OPERATOR] | {Permission.ANYONE}
     assert seen == session
     assert jobs.status_code == 200
     assert after == before
     check(copied, 401, "auth.session-ended")
+
+
+async def test_a_session_shows_the_platform_and_the_queues_of_its_key(database):
+    names = ("name", "scopes", "platform_id", "queues", "permissions", "is_authentication_enabled")
+    async with platform(database) as (client, store):
+        for limits in ({"scopes": ["worker"], "queues": ["thin", "gpu"]}, {"scopes": ["b2b"], "platform_id": "ddh"}):
+            key = (await key_of(store, f"key of {limits['scopes'][0]}", **limits)).key
+            caller = await ok(client.get(f"{V1}/caller", headers={"X-API-Key": key}))
+            session = await signed_in(client, key)
+            seen = await ok(client.get(SESSION))
+
+            assert {name: session[name] for name in names} == caller
+            assert seen == session
+            assert (session["queues"], session["platform_id"]) == (
+                (["gpu", "thin"], None) if "queues" in limits else (None, "ddh")
+            )
+            client.cookies.clear()
 
 
 async def test_the_cookie_is_hidden_from_scripts_and_other_sites(database):
@@ -99,10 +116,10 @@ async def test_every_route_allows_a_session_what_it_allows_the_key_of_the_sessio
                 if path.startswith(SESSION):
                     continue  # it would sign out
                 url = url_of(path)
-                answer = await client.request(method, url, headers=own_page(session))
+                response = await client.request(method, url, headers=own_page(session))
                 is_allowed = permission is Permission.ANYONE or permission in ALLOWED[scope]
-                assert (answer.status_code == 403) == (not is_allowed), (method, path, scope, answer.text)
-                assert answer.status_code != 401
+                assert (response.status_code == 403) == (not is_allowed), (method, path, scope, response.text)
+                assert response.status_code != 401
                 if method not in ("GET", "HEAD", "OPTIONS"):  # these methods change nothing
                     without = await client.request(method, url, headers=SAME_ORIGIN)
                     assert without.status_code == 403
@@ -217,9 +234,9 @@ async def test_signing_in_needs_a_valid_key(shared_database):
     ]
     async with platform(shared_database) as (client, _store):
         for body, status, code in cases:
-            answer = await client.post(SESSION, json=body)
-            check(answer, status, code)
-            assert "set-cookie" not in answer.headers
+            response = await client.post(SESSION, json=body)
+            check(response, status, code)
+            assert "set-cookie" not in response.headers
 
 
 async def test_a_page_of_another_origin_cannot_sign_its_visitor_in(database):
@@ -236,7 +253,7 @@ async def test_failed_sign_ins_are_limited_and_successful_ones_are_not(database)
             await signed_in(client, key.key)
         failed = [await client.post(SESSION, json={"key": f"dgm_{n}"}) for n in range(11)]
 
-    assert [answer.status_code for answer in failed] == [401] * 10 + [429]
+    assert [response.status_code for response in failed] == [401] * 10 + [429]
     check(failed[-1], 429, "auth.too-many-attempts")
     assert failed[-1].headers["retry-after"]
 
@@ -308,9 +325,9 @@ async def test_two_session_cookies_in_one_request_are_not_accepted(database):
         await signed_in(client, (await key_of(store)).key)
         both = f"{COOKIE}={client.cookies[COOKIE]}; {COOKIE}=dgs_planted"
         client.cookies.clear()
-        answer = await client.get(SESSION, headers={"Cookie": both})
+        response = await client.get(SESSION, headers={"Cookie": both})
 
-    assert answer.json()["is_signed_in"] is False
+    assert response.json()["is_signed_in"] is False
 
 
 async def test_without_authentication_there_is_no_sign_in(database):
@@ -332,7 +349,7 @@ async def test_without_authentication_there_is_no_sign_in(database):
 async def test_concurrent_sign_ins_create_separate_sessions_and_expired_ones_are_deleted(database):
     async with platform(database) as (client, store):
         key = (await key_of(store)).key
-        answers = await asyncio.gather(*(client.post(SESSION, json={"key": key}) for _ in range(8)))
+        responses = await asyncio.gather(*(client.post(SESSION, json={"key": key}) for _ in range(8)))
         with psycopg.connect(database) as connection:
             connection.execute("UPDATE dagapp.web_sessions SET expires_at = now() - interval '2 days'")
         client.cookies.clear()
@@ -340,8 +357,8 @@ async def test_concurrent_sign_ins_create_separate_sessions_and_expired_ones_are
         with psycopg.connect(database) as connection:
             left = connection.execute("SELECT count(*) FROM dagapp.web_sessions").fetchone()
 
-    assert {answer.status_code for answer in answers} == {201}
-    assert len({answer.json()["csrf_token"] for answer in answers}) == 8
+    assert {response.status_code for response in responses} == {201}
+    assert len({response.json()["csrf_token"] for response in responses}) == 8
     assert left == (1,)
 
 

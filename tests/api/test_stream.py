@@ -34,11 +34,11 @@ async def frames(
     """The events of a stream, parsed as a browser does, and its comments."""
     headers = {} if last is None else {"Last-Event-ID": str(last)}
     path = f"{V1}/jobs/{job_id}/events/stream"
-    async with client.stream("GET", path, headers=headers, params=params, timeout=30) as answer:
-        assert answer.status_code == 200, await answer.aread()
-        assert answer.headers["content-type"].startswith("text/event-stream")
+    async with client.stream("GET", path, headers=headers, params=params, timeout=30) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
         frame: dict[str, Any] = {}
-        async for line in answer.aiter_lines():
+        async for line in response.aiter_lines():
             name, _, value = line.partition(": ")
             if line.startswith(":"):
                 yield {"comment": line}
@@ -68,7 +68,7 @@ async def test_a_stream_sends_every_event_and_ends_with_the_job(database):
         app = app_of(database, running)
         async with served(app) as server, AsyncClient(base_url=server.url) as client:
             watching = asyncio.create_task(all_of(client, job_id))
-            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 1))
+            await until(lambda: asyncio.sleep(0, app.state.services.events.watchers == 1))
             open_gate(job_id)
             events = await asyncio.wait_for(watching, 20)
 
@@ -114,7 +114,7 @@ async def test_a_stream_that_is_cut_repeatedly_misses_and_repeats_no_event(datab
                         got.append(event)
                         if len(got) == cut_after:
                             break
-            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 0))
+            await until(lambda: asyncio.sleep(0, app.state.services.events.watchers == 0))
 
         assert seen(got) == await written(running, job_id)
 
@@ -144,7 +144,7 @@ async def test_a_hundred_watchers_share_a_few_connections(database):
         assert all(seen(events) == expected for events in streams)
         assert seen(others) == await written(running, other_id)
         assert 1 <= connections <= 6 + 3
-        assert app.state.services.follower.watchers == 0
+        assert app.state.services.events.watchers == 0
 
 
 def _many() -> Any:
@@ -211,7 +211,7 @@ async def test_an_event_arrives_soon_after_it_happens(database):
         app = app_of(database, running)
         async with served(app) as server, AsyncClient(base_url=server.url) as client:
             watching = asyncio.create_task(all_of(client, job_id))
-            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 1))
+            await until(lambda: asyncio.sleep(0, app.state.services.events.watchers == 1))
             open_gate(job_id)
             await running.wait(job_id)
             ended = loop.time()
@@ -231,7 +231,7 @@ async def test_disconnected_watchers_hold_no_connection_and_are_sent_no_more_eve
             for read in (0, 100, 500, 5000, 50_000):
                 for _ in range(4):
                     await asyncio.to_thread(_leave_after, server.url, job_id, read)
-            await until(lambda: asyncio.sleep(0, app.state.services.follower.watchers == 0))
+            await until(lambda: asyncio.sleep(0, app.state.services.events.watchers == 0))
             async with AsyncClient(base_url=server.url) as client:
                 later = await all_of(client, job_id)
 

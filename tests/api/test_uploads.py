@@ -160,8 +160,8 @@ NOT_DESCRIBED = (
 async def test_headers_that_do_not_describe_a_file_are_refused(client):
     for length, described, code in NOT_DESCRIBED:
         headers = {"Upload-Length": length, "Upload-Metadata": described}
-        answer = await client.post(f"{V1}/uploads", headers={name: text for name, text in headers.items() if text})
-        check(answer, 400, code)
+        response = await client.post(f"{V1}/uploads", headers={name: text for name, text in headers.items() if text})
+        check(response, 400, code)
 
 
 NOT_FITTING = (
@@ -213,10 +213,10 @@ async def test_a_file_with_another_hash_than_announced_is_refused_and_removed(cl
 
 
 async def uploaded(client, data=DATA, **fields):
-    answer = await begun(client, size_bytes=len(data), **fields)
-    if answer.status_code == 201:
-        await ok(client.patch(answer.headers["location"], content=data, headers=at(0)), 204)
-    return answer
+    response = await begun(client, size_bytes=len(data), **fields)
+    if response.status_code == 201:
+        await ok(client.patch(response.headers["location"], content=data, headers=at(0)), 204)
+    return response
 
 
 async def test_an_object_is_never_overwritten(client, tmp_path):
@@ -264,8 +264,8 @@ async def test_an_object_that_another_program_wrote_during_the_upload_is_kept(cl
 
 
 async def test_a_finished_upload_cannot_be_continued_or_cancelled(client):
-    answer = await uploaded(client)
-    where = answer.headers["location"]
+    response = await uploaded(client)
+    where = response.headers["location"]
 
     check(await client.delete(where), 409, "upload.finished")
     more = await client.patch(where, content=b"x", headers=at(len(DATA)))
@@ -297,13 +297,13 @@ async def test_only_one_of_two_concurrent_requests_writes(shared_database, tmp_p
         refused = await other.patch(where, content=b"b" * 10, headers=at(0))
         cancelled = await other.delete(where)
         writer.write(b"c" * 2000)
-        answer = await reader.readuntil(b"\r\n\r\n")
+        response = await reader.readuntil(b"\r\n\r\n")
         writer.close()
         upload = await ok(other.get(where))
 
     check(refused, 423, "upload.locked")
     check(cancelled, 423, "upload.locked")
-    assert b" 204 " in answer.splitlines()[0]
+    assert b" 204 " in response.splitlines()[0]
     assert (upload["state"], upload["sha256"]) == ("finished", digest(b"a" * 1000 + b"c" * 2000))
 
 
@@ -321,10 +321,10 @@ async def test_bytes_that_arrived_before_the_connection_was_lost_are_kept(shared
         async with asyncio.timeout(5):
             while (await other.head(where)).headers["upload-offset"] != "1234":
                 await asyncio.sleep(0.02)
-            while (answer := await other.patch(where, content=b"b" * 3766, headers=at(1234))).status_code == 423:
+            while (response := await other.patch(where, content=b"b" * 3766, headers=at(1234))).status_code == 423:
                 await asyncio.sleep(0.02)
 
-    assert answer.status_code == 204
+    assert response.status_code == 204
     (stored,) = tmp_path.rglob("*.tif")
     assert stored.read_bytes() == b"a" * 1234 + b"b" * 3766
 
@@ -379,15 +379,15 @@ async def test_a_file_larger_than_the_free_disk_space_is_refused_before_it_is_se
 
 async def test_a_caller_has_a_limited_number_of_unfinished_uploads(database, tmp_path):
     async with api(database, storage_folder=tmp_path, max_open_uploads=3) as client:
-        answers = await asyncio.gather(*(begun(client) for _ in range(6)))
-        accepted = [answer for answer in answers if answer.status_code == 201]
+        responses = await asyncio.gather(*(begun(client) for _ in range(6)))
+        accepted = [response for response in responses if response.status_code == 201]
         await ok(client.delete(accepted[0].headers["location"]), 204)
         after = await begun(client)
 
     assert len(accepted) == 3
-    for answer in answers:
-        if answer.status_code != 201:
-            check(answer, 429, "upload.too-many")
+    for response in responses:
+        if response.status_code != 201:
+            check(response, 429, "upload.too-many")
     assert after.status_code == 201
 
 
@@ -398,8 +398,8 @@ async def test_a_platform_sees_and_continues_only_its_own_uploads(database, tmp_
     viewer = bearer(await key_of(database, "viewer", "viewer"))
     async with api(database, storage_folder=tmp_path, auth_enabled=True) as client:
         request = {"name": "a.tif", "size_bytes": len(DATA)}
-        answer = await client.post(f"{V1}/uploads", json=request, headers=hub)
-        where = answer.headers["location"]
+        response = await client.post(f"{V1}/uploads", json=request, headers=hub)
+        where = response.headers["location"]
         foreign = [
             await client.request(method, where, headers={**who, **at(0)}, content=content)
             for who in (other, viewer, {})
@@ -418,7 +418,7 @@ async def test_a_platform_sees_and_continues_only_its_own_uploads(database, tmp_
         ]
         audit = await client.get(f"{V1}/audit", headers=bearer(await key_of(database, "boss", "admin")))
 
-    assert answer.json()["source"]["blob"] == "ddh/a.tif"
+    assert response.json()["source"]["blob"] == "ddh/a.tif"
     assert [each.status_code for each in foreign] == [404] * 4 + [403] * 4 + [401] * 4
     assert for_another_platform.status_code == 404
     assert finished.status_code == 204
@@ -454,10 +454,10 @@ async def test_objects_are_listed_by_name_in_pages(client, tmp_path):
 async def test_an_uploaded_file_can_be_submitted_by_the_returned_source(database, tmp_path):
     hub = bearer(await key_of(database, "hub", "b2b", platform="ddh"))
     async with api(database, storage_folder=tmp_path, auth_enabled=True) as client:
-        answer = await client.post(f"{V1}/uploads", json={"name": "a.tif", "size_bytes": len(DATA)}, headers=hub)
-        await ok(client.patch(answer.headers["location"], content=DATA, headers={**hub, **at(0)}), 204)
+        response = await client.post(f"{V1}/uploads", json={"name": "a.tif", "size_bytes": len(DATA)}, headers=hub)
+        await ok(client.patch(response.headers["location"], content=DATA, headers={**hub, **at(0)}), 204)
         refs = {"dataset_id": "floods", "resource_id": "r1", "version_id": "2024"}
-        submission = {"platform_id": "ddh", "platform_refs": refs, "source": answer.json()["source"]}
+        submission = {"platform_id": "ddh", "platform_refs": refs, "source": response.json()["source"]}
         submitted = await client.post(f"{V1}/submit", json=submission, headers=hub)
 
     assert submitted.status_code == 202, submitted.text
@@ -472,7 +472,7 @@ def test_the_larger_limit_of_a_body_applies_only_to_the_exact_paths_of_uploads()
         None, max_body_bytes=1, max_chunk_bytes=9, own_hosts=(), is_open_to_all=True, authentication=None
     )
     most = {
-        (method, path): middleware._most_bytes({"method": method, "path": path})
+        (method, path): middleware._max_bytes({"method": method, "path": path})
         for method in ("PATCH", "POST")
         for path in ("/api/v1/uploads/x", "/api/v1/uploads", "/api/v1/uploadsx/y", "/x/api/v1/uploads/x")
     }

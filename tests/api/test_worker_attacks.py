@@ -24,7 +24,7 @@ from tests.worker.over_http import a_key, client_with, platform
 
 pytestmark = pytest.mark.requirement("E7", "X1")
 
-THEIRS = workflow("""
+TWO_PARTNERS = workflow("""
     workflow_id: two_partners
     inputs: {text: {type: string}}
     nodes:
@@ -88,7 +88,7 @@ async def a_scene(database: str) -> AsyncIterator[Scene]:
         engine(database, workers=0, verify_history=False, task_lease_sec=600) as running,
         platform(database, task_lease_sec=600) as app,
     ):
-        job_id = await running.submit(THEIRS, text="canary-" * 30_000)
+        job_id = await running.submit(TWO_PARTNERS, text="canary-" * 30_000)
         while len(await running.tasks(job_id)) < 3:
             await asyncio.sleep(0.02)
         partners = []
@@ -155,18 +155,18 @@ async def test_a_partner_cannot_read_or_change_tasks_of_others(database):
         after = await scene.state()
 
     assert after == before
-    for answers in own_id:
-        late = [answers[name].json()["late"] for name in ("report", "exchange")]
+    for responses in own_id:
+        late = [responses[name].json()["late"] for name in ("report", "exchange")]
         assert all(len(each) == 1 for each in late)
-        assert len(answers["renew"].json()["task_ids"]) == 1
-        assert answers["stops"].json() == {"task_ids": []}
-        assert answers["save"].json() == {"is_saved": False}
+        assert len(responses["renew"].json()["task_ids"]) == 1
+        assert responses["stops"].json() == {"task_ids": []}
+        assert responses["save"].json() == {"is_saved": False}
         for name in ("params", "results", "checkpoints", "output"):
-            assert (answers[name].status_code, answers[name].json()["code"]) == (404, "worker.not-held"), name
-    for answers in acting:
-        assert {answer.status_code for answer in answers.values()} == {403}
-        assert {answer.json()["code"] for answer in answers.values()} == {"worker.not-yours"}
-    assert "canary" not in "".join(a.text for answers in (*own_id, *acting) for a in answers.values())
+            assert (responses[name].status_code, responses[name].json()["code"]) == (404, "worker.not-held"), name
+    for responses in acting:
+        assert {response.status_code for response in responses.values()} == {403}
+        assert {response.json()["code"] for response in responses.values()} == {"worker.not-yours"}
+    assert "canary" not in "".join(a.text for responses in (*own_id, *acting) for a in responses.values())
 
 
 async def test_a_partner_claims_and_announces_only_its_own_queues(database):
@@ -191,8 +191,8 @@ async def test_a_partner_claims_and_announces_only_its_own_queues(database):
         report = {"task_id": scene.them.tasks[0]["task_id"], "worker_id": scene.them.worker_id, "status": "succeeded"}
         foreign_report = await us.client.post(f"{V1}/callbacks/task-result", json=report)
 
-    assert {answer.status_code for answer in refused} == {403}
-    assert {answer.json()["code"] for answer in refused} == {"worker.queue-not-allowed"}
+    assert {response.status_code for response in refused} == {403}
+    assert {response.json()["code"] for response in refused} == {"worker.queue-not-allowed"}
     assert accepted.status_code == 200
     assert signed_in.status_code == 201
     assert who["queues"] == [OURS]
@@ -253,13 +253,13 @@ async def test_invalid_values_are_refused_with_a_problem_and_change_nothing(data
     async with a_scene(database) as scene:
         us, task = scene.us, scene.us.tasks[0]
         before = await scene.state()
-        answers = {}
+        responses = {}
         for name, changes in HOSTILE_REPORTS.items():
             key = json.dumps(a_report(task)).encode()
             report = key[:-1] + b", " + changes[1:]  # a later field replaces an earlier one
             body = b'{"reports": [' + report + b'], "demand": {}, "lease_seconds": 60}'
             headers = {"Content-Type": "application/json"}
-            answers[name] = await us.send("POST", "/report", content=body, headers=headers)
+            responses[name] = await us.send("POST", "/report", content=body, headers=headers)
         path = f"/tasks/{task['task_id']}"
         held = {name: task[name] for name in ("job_id", "node_id", "attempt")}
         for name, (method, where, options) in {
@@ -288,11 +288,11 @@ async def test_invalid_values_are_refused_with_a_problem_and_change_nothing(data
             "all results": ("GET", f"{path}/results?offset=0&limit=1000000", {}),
         }.items():
             headers = {"Content-Type": "application/json"} if "content" in options else {}
-            answers[name] = await us.send(method, where, **options, headers=headers)
+            responses[name] = await us.send(method, where, **options, headers=headers)
         after = await scene.state()
 
-    assert {name: a.status_code for name, a in answers.items() if not 400 <= a.status_code < 500} == {}
-    assert all(answer.json()["code"] for answer in answers.values())
+    assert {name: a.status_code for name, a in responses.items() if not 400 <= a.status_code < 500} == {}
+    assert all(response.json()["code"] for response in responses.values())
     assert after == before
 
 
@@ -359,7 +359,7 @@ async def test_other_callers_and_old_workers_are_refused_with_a_reason(database)
         start = {"host": "h", "software_version": "0", "protocol": PROTOCOL}
         anonymous = client_with(scene.app, None)
         operator = client_with(scene.app, await a_key(database, "operator", scopes=("operator",)))
-        answers = [
+        responses = [
             await anonymous.post(f"{V1}/worker/start", json=start),
             await operator.post(f"{V1}/worker/start", json=start),
             await scene.us.client.post(f"{V1}/worker/start", json=start | {"protocol": 0}),
@@ -370,7 +370,7 @@ async def test_other_callers_and_old_workers_are_refused_with_a_reason(database)
         await anonymous.aclose()
         await operator.aclose()
 
-    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [
+    assert [(response.status_code, response.json()["code"]) for response in responses] == [
         (401, "auth.required"),
         (403, "auth.not-allowed"),
         (409, "worker.too-old"),
@@ -400,8 +400,8 @@ async def test_invalid_bodies_on_every_route_of_workers_never_cause_a_server_err
                 ]
             for name, content in bodies:
                 headers = {"Content-Type": "application/json"}
-                answer = await us.client.request(operation.method, url, content=content, headers=headers)
-                if answer.status_code >= 500 or EVALUATED in answer.text:
-                    faults.append((operation.name, name, answer.status_code, answer.text[:200]))
+                response = await us.client.request(operation.method, url, content=content, headers=headers)
+                if response.status_code >= 500 or EVALUATED in response.text:
+                    faults.append((operation.name, name, response.status_code, response.text[:200]))
 
     assert faults == []

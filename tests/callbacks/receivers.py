@@ -37,9 +37,9 @@ class Receiver:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             self.requests.append(await read_request(reader))
-            answer = self.answers[min(len(self.requests), len(self.answers)) - 1]
+            response = self.answers[min(len(self.requests), len(self.answers)) - 1]
             await asyncio.sleep(self.delay_seconds)
-            writer.write(answer)
+            writer.write(response)
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):
             pass

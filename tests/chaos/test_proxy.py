@@ -138,10 +138,10 @@ async def test_notifications_are_forwarded_dropped_or_doubled(link: Link, what: 
         link.conditions.notifications = what  # type: ignore[assignment]
         await sender.execute("NOTIFY topic")
         notices = [notice async for notice in listener.notifies(timeout=0.5)]
-        answer = await check(listener)
+        response = await check(listener)
 
     assert len(notices) == arrivals
-    assert answer == 7, "other messages are not changed"
+    assert response == 7, "other messages are not changed"
 
 
 async def test_an_unreachable_server_is_reported_at_once(proxy: Proxy, tmp_path: Path) -> None:

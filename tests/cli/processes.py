@@ -105,7 +105,7 @@ def _state(pid: int) -> str:
 
 def eventually(check: Callable[[], Any], timeout: float = 15.0) -> Any:
     deadline = time.monotonic() + timeout
-    while not (answer := check()):
+    while not (response := check()):
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(0.05)
-    return answer
+    return response

@@ -102,6 +102,6 @@ def test_a_folder_with_other_files_is_not_changed(output):
 
     results = [call("demo", "--output", str(output), *more) for more in ((), ("--remove",))]
 
-    assert [answer.returncode for answer in results] == [4, 4]
+    assert [response.returncode for response in results] == [4, 4]
     assert "was not created by a demo; it is not deleted" in results[0].stderr
     assert (output / "thesis.txt").read_text() == "years of work"

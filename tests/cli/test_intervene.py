@@ -71,7 +71,7 @@ def test_a_cancel_names_the_worker_and_a_cancelled_job_can_be_resumed(on_platfor
     assert early.code == 4
     assert cancelled.code == 0, cancelled.err
     assert "nap, attempt 1: worker " in cancelled.out
-    assert "asked its handler to stop after " in cancelled.out
+    assert "asked its handler to stop, " in cancelled.out
     assert f"job {job_id} is cancelled\n" in cancelled.out
     assert again.code == 0
     assert again.out.endswith(f"job {job_id} is cancelled\n")

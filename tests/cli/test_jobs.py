@@ -169,6 +169,35 @@ def test_following_events_ends_with_the_job(on_platform, sleepy):
 
 
 @pytest.mark.requirement("M3")
+@pytest.mark.parametrize(
+    ("command", "options", "refused"),
+    [
+        ("events", ("--limit", "100"), "--limit"),
+        ("logs", ("--limit", "5"), "--limit"),
+        ("logs", ("--after", "x"), "--after"),
+        ("logs", ("--after", "x", "--limit", "5"), "--limit and --after"),
+    ],
+)
+def test_options_of_pages_are_refused_when_following(on_platform, command, options, refused):
+    job_id = on_platform("submit", "echo_test", "--wait", "--json").json["job_id"]
+
+    result = on_platform("jobs", command, job_id, "--follow", *options)
+
+    assert result.code == 2
+    assert f"so {refused} cannot be used" in result.err
+
+
+@pytest.mark.requirement("M3")
+def test_following_events_can_begin_after_an_event(on_platform):
+    job_id = on_platform("submit", "echo_test", "--wait", "--json").json["job_id"]
+    *_, last = on_platform("jobs", "events", job_id, "--json").json["events"]
+
+    followed = on_platform("jobs", "events", job_id, "--follow", "--after", str(last["sequence"] - 1), "--json")
+
+    assert [json.loads(line)["sequence"] for line in followed.out.splitlines()] == [last["sequence"]]
+
+
+@pytest.mark.requirement("M3")
 def test_watching_without_a_terminal_prints_a_line_per_change(on_platform):
     watched = on_platform("submit", "fan_out_test", "-p", "count=50", "--watch")
 

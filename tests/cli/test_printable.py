@@ -10,9 +10,9 @@ import pytest
 
 from dagmaster.cli.command import as_json
 from dagmaster.cli.printable import ascii_json
+from dagmaster.client.escaping import escaped
 from dagmaster.client.models.base import read
 from dagmaster.client.models.jobs import JobSummary
-from dagmaster.client.neutral import neutral
 from dagmaster.quantities import counted
 from tests.cli.processes import COMMAND, environment
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.requirement("M3")
     ],
 )
 def test_control_characters_are_escaped(text, shown):
-    assert neutral(text) == shown
+    assert escaped(text) == shown
 
 
 def test_control_characters_in_responses_are_escaped():

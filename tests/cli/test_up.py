@@ -330,3 +330,12 @@ def _has_rows(platform: Up, sql: str) -> bool:
     """Whether a query returns rows."""
     with psycopg.connect(platform.facts["database_url"]) as connection:
         return connection.execute(sql).rowcount > 0
+
+
+def test_a_process_that_fails_again_and_again_is_restarted_every_15_seconds():
+    child = ChildProcess("worker", 1, {}, failures=5000)
+    child._started_at = time.monotonic()
+
+    child._schedule_restart(1, lambda _text: None)
+
+    assert child._start_at == pytest.approx(time.monotonic() + 15, abs=1)

@@ -63,7 +63,7 @@ async def platform(database: str) -> AsyncIterator[AsyncClient]:
 
 @contextmanager
 def answering(*answers: tuple[int, Any]) -> Iterator[tuple[Client, list[str]]]:
-    """A client of a server that gives these answers and then repeats the last one, and the requests of the client."""
+    """A client of a server that sends these responses and then repeats the last one, and the requests of the client."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -206,9 +206,9 @@ async def test_the_blocking_client_works_inside_a_running_event_loop(database):
                 statuses = [detail.status for detail in client.watch(job.job_id, timeout_seconds=20)]
                 return statuses[-1], client.result(job.job_id), [line.job_id for line in client.jobs()] == [job.job_id]
 
-        answer = await asyncio.to_thread(use)
+        response = await asyncio.to_thread(use)
 
-    assert answer == ("completed", {"message": "Hello, Ada!"}, True)
+    assert response == ("completed", {"message": "Hello, Ada!"}, True)
 
     async def nested() -> str:
         with answering((200, {"items": [], "next": None})) as (client, _):
@@ -255,6 +255,40 @@ def test_a_read_is_repeated_a_limited_number_of_times():
         client.queues()
 
     assert (raised.value.status, len(requests)) == (503, 3)
+
+
+def test_names_in_urls_are_quoted():
+    with answering((200, {"items": [], "next": None})) as (client, requests):
+        client.json.workflow("a/b?c")
+        client.json.graph("a/b?c")
+        client.json.definitions("a/b?c")
+        client.json.definition("a/b?c", "d/e")
+        client.json.workflow_statistics("a/b?c")
+
+    workflow = "GET /api/v1/workflows/a%2Fb%3Fc"
+    assert [line.partition("?")[0] for line in requests] == [
+        workflow,
+        f"{workflow}/graph",
+        f"{workflow}/definitions",
+        f"{workflow}/definitions/d%2Fe",
+        f"{workflow}/statistics",
+    ]
+
+
+@pytest.mark.parametrize(("count", "rest"), [(2, ""), (3, ""), (4, ", …")])
+def test_the_error_for_an_ambiguous_id_lists_up_to_three_matches(count, rest):
+    ids = [f"{JOB[:-1]}{digit}" for digit in range(count)]
+    jobs = {"items": [{"job_id": job_id} for job_id in ids], "next": None}
+    letters = {"items": [{"dead_letter_id": letter_id} for letter_id in ids], "next": None}
+    with answering((200, jobs), (200, letters)) as (client, _):
+        with pytest.raises(InvalidRequest) as job:
+            client.find_job(JOB[:-1])
+        with pytest.raises(InvalidRequest) as letter:
+            client.json.find_dead_letter(JOB[:-1])
+
+    matches = f"an id that begins with {JOB[:-1]}: {', '.join(ids[:3])}{rest}"
+    assert job.value.message == f"several jobs have {matches}"
+    assert letter.value.message == f"several dead letters have {matches}"
 
 
 @pytest.mark.parametrize(("key", "count"), [(None, 1), ("mine", 3)])
@@ -351,7 +385,7 @@ def test_the_public_names_can_be_imported():
 
 def test_the_models_and_limits_are_imported_without_the_client():
     """The command line imports them at each start."""
-    code = "import sys, dagmaster.client.neutral; sys.exit('httpx2' in sys.modules or 'asyncio' in sys.modules)"
+    code = "import sys, dagmaster.client.escaping; sys.exit('httpx2' in sys.modules or 'asyncio' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

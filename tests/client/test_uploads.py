@@ -53,12 +53,12 @@ class CuttingProxy:
         self.connections += 1
         server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
         is_silent = self.connections % 3 == 0
-        answers = asyncio.create_task(self._pass_on(server_reader, writer, 0 if is_silent else 10**9))
+        responses = asyncio.create_task(self._pass_on(server_reader, writer, 0 if is_silent else 10**9))
         await self._pass_on(reader, server_writer, self._most_bytes)
         server_writer.close()
         if not is_silent:
-            await answers
-        answers.cancel()
+            await responses
+        responses.cancel()
         writer.close()
 
     async def _pass_on(self, reader, writer, most_bytes) -> None:

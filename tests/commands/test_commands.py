@@ -85,18 +85,18 @@ async def test_the_api_lists_and_runs_the_commands_that_a_caller_may_run(command
             for scope in ("reviewer", "operator")
         }
         refused = [await client.get(f"{V1}/commands", headers=keys[scope]) for scope in ("viewer", "b2b")]
-        answers = {
+        responses = {
             (scope, name): await client.post(f"{V1}/commands/{name}", json=CASES[name][1], headers=keys[scope])
             for scope in keys
             for name in CASES
             if name != "metadata.publish_external"
         }
 
-    for (scope, name), answer in answers.items():
+    for (scope, name), response in responses.items():
         is_allowed = all_commands()[name].permission in ALLOWED[Scope(scope)]
-        assert (answer.status_code == 200) == is_allowed, (scope, name, answer.text)
-        assert is_allowed or answer.status_code == 403
-    assert [answer.status_code for answer in refused] == [403, 403]
+        assert (response.status_code == 200) == is_allowed, (scope, name, response.text)
+        assert is_allowed or response.status_code == 403
+    assert [response.status_code for response in refused] == [403, 403]
     for scope, names in listed.items():
         assert names == {n for n, command in all_commands().items() if command.permission in ALLOWED[Scope(scope)]}
     assert "schema.migrate" not in listed["operator"]
@@ -134,10 +134,10 @@ async def test_invalid_requests_are_refused_without_a_server_error(commands: Com
     await commands.kit.publish("dem")
     async with api(commands.kit.dsn, storage_folder=tmp_path) as client:
         for name, body, status, code in BAD_REQUESTS:
-            answer = await client.post(f"{V1}/commands/{name}", json=body)
+            response = await client.post(f"{V1}/commands/{name}", json=body)
 
-            assert answer.status_code == status, (name, body, answer.text)
-            assert code is None or answer.json()["code"] == code
+            assert response.status_code == status, (name, body, response.text)
+            assert code is None or response.json()["code"] == code
 
 
 async def test_a_command_that_takes_too_long_is_ended_and_changes_nothing(commands: Commands):
@@ -168,10 +168,10 @@ async def test_the_time_limit_is_ten_seconds_and_is_reported_as_a_timeout(comman
     defaults = {**run_command.__kwdefaults__}
     monkeypatch.setitem(run_command.__kwdefaults__, "timeout_seconds", 0.05)
     async with api(commands.kit.dsn, storage_folder=tmp_path) as client:
-        answer = await client.post(f"{V1}/commands/metadata.publish", json={"asset": "dem"})
+        response = await client.post(f"{V1}/commands/metadata.publish", json={"asset": "dem"})
 
     assert defaults == {"timeout_seconds": 10.0}
-    assert (answer.status_code, answer.json()["code"]) == (504, "command.timeout")
+    assert (response.status_code, response.json()["code"]) == (504, "command.timeout")
 
 
 async def test_a_review_of_many_versions_has_a_result_for_each_and_continues_after_a_refusal(commands: Commands):

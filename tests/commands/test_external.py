@@ -166,12 +166,12 @@ async def test_content_that_changed_during_the_write_is_written_again(with_exter
     assert external is not None
     await with_external.edit(title="First")
     await with_external.run("metadata.publish", asset="dem")
-    (due,) = await external.due.due(10)
+    (due,) = await external.store.due(10)
     await with_external.edit(title="Second")
     await with_external.run("metadata.publish", asset="dem")
 
     await external.carry_out(due)
-    still_due = await external.due.due(10)
+    still_due = await external.store.due(10)
     await external.carry_out_all(10)
 
     (row,) = await with_external.external_rows()
@@ -250,11 +250,11 @@ async def test_the_api_shows_neither_the_url_of_the_external_database_nor_its_pa
     await commands.kit.publish("dem", clearance="public")
     chosen = {"external_database_url": DOWN, "public_url": PUBLIC_URL, "storage_folder": tmp_path}
     async with api(commands.kit.dsn, **chosen) as client:
-        answer = await client.post(f"{V1}/commands/metadata.publish_external", json={"asset": "dem"})
+        response = await client.post(f"{V1}/commands/metadata.publish_external", json={"asset": "dem"})
 
-    assert (answer.status_code, answer.json()["code"]) == (503, "external.unavailable")
-    assert "canary" not in answer.text
-    assert "127.0.0.1" not in answer.text
+    assert (response.status_code, response.json()["code"]) == (503, "external.unavailable")
+    assert "canary" not in response.text
+    assert "127.0.0.1" not in response.text
     assert "canary" not in repr(Settings(**chosen))
 
 

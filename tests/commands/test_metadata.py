@@ -367,8 +367,8 @@ async def test_metadata_can_be_read_and_changed_over_the_api_by_callers_with_per
     assert (stale.status_code, stale.json()["code"]) == (412, "layer.changed")
     assert (patched["description"], patched["title"]) == (None, ALL_FIELDS["title"])
     assert bad.status_code == 422
-    assert [answer.status_code for answer in forbidden] == [403, 403, 403, 401]
-    assert [answer.status_code for answer in unseen] == [404, 404]
+    assert [response.status_code for response in forbidden] == [403, 403, 403, 401]
+    assert [response.status_code for response in unseen] == [404, 404]
     assert (owned["title"], owned["updated_by"]) == (ALL_FIELDS["title"], None)
     assert hidden["items"] == by_keyword["items"] == outside["items"] == []
     assert [(row["dataset_id"], row["title"]) for row in listed["items"]] == [("dem", ALL_FIELDS["title"])]

@@ -183,16 +183,16 @@ async def execute_step_by_step(connection: Any, steps: Sequence[pipeline.Step]) 
     """Execute the statements of one round trip one after the other, so that other sessions can run in between."""
     if not isinstance(connection, GatedConnection):
         return await _go(connection, steps)
-    answers: dict[str, pipeline.Rows] = {}
+    responses: dict[str, pipeline.Rows] = {}
     for step in steps:
         match step:
             case pipeline.Call(name, values):
                 cursor = connection.cursor(row_factory=namedtuple_row)
                 await cursor.execute(all_queries()[name], values)
-                answers[name] = await cursor.fetchall() if cursor.description else []
+                responses[name] = await cursor.fetchall() if cursor.description else []
             case pipeline.TransactionCommand(text):
                 await connection.execute(text)
-    return answers
+    return responses
 
 
 class GatedCursor:

@@ -19,11 +19,12 @@ from pypgstac.migrate import Migrate
 from tests.catalog import CatalogReader
 from tests.conftest import fresh_database
 
+from dagmaster.assets.states import VersionRevision
 from dagmaster.database.assets.transaction import AssetTransactions
 from dagmaster.database.catalog import pgstac as module
 from dagmaster.database.catalog import publish
 from dagmaster.database.catalog.pgstac import catalog_status, deploy_catalog, ensure_catalog, software_version
-from dagmaster.database.catalog.publish import CollectionWriter, Edition
+from dagmaster.database.catalog.publish import CollectionWriter
 from dagmaster.database.connect import ConnectionPool, pool
 from dagmaster.database.queries import all_queries, numbered
 from dagmaster.errors import Conflict, Unavailable, UnfitData
@@ -78,7 +79,7 @@ class Catalog(AssetTransactions):
         self._writer = CollectionWriter(
             dataset_id, lambda _known, newer: newer, f"/stac/{dataset_id}/items/", lambda document, _layers: document
         )
-        self._held: list[Edition] = []
+        self._published: list[VersionRevision] = []
         self._reviews = asyncio.Lock()
 
     def of(self, dataset_id: str) -> "Catalog":
@@ -95,23 +96,23 @@ class Catalog(AssetTransactions):
                     (self._dataset_id, ordinal, revision, document_id, Jsonb(content)),
                 )
 
-    async def publish(self, *wanted: Edition) -> None:
+    async def publish(self, *editions: VersionRevision) -> None:
         """Let the catalogue contain exactly these editions."""
-        if wanted:
-            await self.prepare(*wanted)
-        await self.put(*wanted)
+        if editions:
+            await self.prepare(*editions)
+        await self.put(*editions)
 
-    async def prepare(self, *editions: Edition) -> None:
+    async def prepare(self, *editions: VersionRevision) -> None:
         await self._transaction("prepare_catalogue", partial(self._writer.prepare, editions=editions))
 
-    async def put(self, *wanted: Edition) -> None:
-        await self._transaction("change_asset", partial(self._writer.publish, held=self._held, wanted=wanted))
-        self._held = list(wanted)
+    async def put(self, *editions: VersionRevision) -> None:
+        await self._transaction("change_asset", partial(self._writer.publish, before=self._published, after=editions))
+        self._published = list(editions)
 
-    async def add(self, edition: Edition) -> None:
+    async def add(self, edition: VersionRevision) -> None:
         """Publish one more edition, under a lock like that of an asset."""
         async with self._reviews:
-            await self.put(*self._held, edition)
+            await self.put(*self._published, edition)
 
 
 @asynccontextmanager
@@ -146,9 +147,12 @@ async def test_an_administrator_without_superuser_deploys_and_processes_of_anoth
     async with opened(cloud_database["platform"]) as catalog:
         await catalog.write([an_item("a"), an_item("b")])
         await catalog.publish((0, 1))
+        with psycopg.connect(cloud_database["platform"]) as connection:
+            items = connection.execute("SELECT id FROM pgstac.items ORDER BY id").fetchall()
+        await catalog.publish()
 
     with psycopg.connect(cloud_database["platform"]) as connection:
-        items = connection.execute("SELECT id FROM pgstac.items ORDER BY id").fetchall()
+        assert connection.execute("SELECT id FROM pgstac.items").fetchall() == []
         connection.execute("CREATE TEMPORARY TABLE compared (name text)")  # as verify-storage does
     assert items == [("a",), ("b",)]
 

@@ -248,8 +248,8 @@ async def test_a_connection_that_the_server_ended_is_replaced(database, cluster)
         superuser.execute("SELECT pg_terminate_backend(%s, 5000)", [first])
 
     async with reader.connection() as connection:
-        (answer,) = await (await connection.execute("SELECT 1")).fetchone()
+        (response,) = await (await connection.execute("SELECT 1")).fetchone()
 
-    assert answer == 1
+    assert response == 1
     assert connection.info.backend_pid != first
     await reader.close()

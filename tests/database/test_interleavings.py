@@ -176,8 +176,8 @@ async def _take(stage: Stage, worker: UUID, handlers: Sequence[str], count: int)
 async def _report(stage: Stage, worker: UUID, tasks: Sequence[Any], error: dict[str, Any] | None = None) -> None:
     status = TaskStatus.FAILED if error else TaskStatus.SUCCEEDED
     reports = [Report(t.job_id, t.node_id, t.attempt, status, None if error else t.node_id, error) for t in tasks]
-    answer = await stage.ledger.exchange(worker, reports, Demand(()), lease_seconds=86_400)
-    assert not answer.late
+    response = await stage.ledger.exchange(worker, reports, Demand(()), lease_seconds=86_400)
+    assert not response.late
 
 
 async def _start(stage: Stage, job_id: UUID, workflow: Any, owner: UUID) -> None:
@@ -197,7 +197,7 @@ async def _advance(stage: Stage, owner: UUID, job_id: UUID) -> None:
 async def _prepare(stage: Stage) -> None:
     """Create jobs in the middle of their work.
 
-    OPEN       each__0 runs, each__1 has reported, each__2's lease has lapsed, each__3 and each__4 wait in the queue,
+    OPEN       each__0 runs, each__1 has reported, each__2's lease has expired, each__3 and each__4 wait in the queue,
                lone's wait for its next attempt is over
     FAILED     a critical node has failed; one task runs, one is queued, one waits for its retry
     GATHERING  the last child has just reported, so its fan_in is due
@@ -537,7 +537,7 @@ def _on(ledger: PostgresLedger, other: Any) -> Any:
 
 
 def _sweeping(kind: str) -> Call:
-    """ONE has not advanced OPEN for an hour, and a lease has lapsed that long ago. A queue without readers has a
+    """ONE has not advanced OPEN for an hour, and a lease expired that long ago. A queue without readers has a
     message."""
     patience = JanitorThresholds(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
     return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(

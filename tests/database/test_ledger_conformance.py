@@ -188,9 +188,9 @@ class OverHttp(PostgresLedger):
         self._held: dict[str, tuple[UUID, TaskMessage]] = {}  # every task that was ever claimed, with its worker
 
     async def _over_http(self, path: str, worker_id: UUID, *arguments: Any) -> Exchange:
-        answer = await self._worker._exchange(path, worker_id, *arguments)
-        self._held |= {task.task_id: (worker_id, task) for task in answer.claimed}
-        return answer
+        response = await self._worker._exchange(path, worker_id, *arguments)
+        self._held |= {task.task_id: (worker_id, task) for task in response.claimed}
+        return response
 
     async def exchange(self, worker_id, reports, demand, *, lease_seconds):
         return await self._over_http("/exchange", worker_id, reports, demand, lease_seconds)
@@ -1323,7 +1323,7 @@ async def test_set_queue_changes_only_the_given_fields(bench):
 
 @every_worker_ledger
 @pytest.mark.requirement("E11")
-async def test_a_task_is_lost_when_its_lease_lapses_and_its_report_is_late(bench):
+async def test_a_task_is_lost_when_its_lease_expires_and_its_report_is_late(bench):
     driver = await owned(bench, a_job(1))
     (task,) = await take(bench)
     await bench.set_clock(59)
@@ -1350,7 +1350,7 @@ async def test_a_task_is_lost_when_its_lease_lapses_and_its_report_is_late(bench
 
 @every_worker_ledger
 @pytest.mark.requirement("E11")
-async def test_a_task_with_a_lapsed_lease_is_lost_only_when_overdue_tasks_are_read(bench):
+async def test_a_task_with_an_expired_lease_is_lost_only_when_overdue_tasks_are_read(bench):
     driver = await owned(bench, a_job(1))
     await take(bench)
     await bench.set_clock(59)
@@ -1488,10 +1488,10 @@ async def test_a_task_that_was_stopped_counts_as_returned(bench):
     (task,) = await take(bench, replace(SERVED, light=1))
     await driver.run_once("stop_running")
 
-    answer = await hand_in(bench, report_of(task, TaskStatus.CANCELLED))
+    response = await hand_in(bench, report_of(task, TaskStatus.CANCELLED))
     updates = await driver.run_once()
 
-    assert not answer.late
+    assert not response.late
     assert [type(item) for item in updates] == [Returned]
 
 
@@ -1961,10 +1961,10 @@ async def test_an_output_by_reference_becomes_that_of_its_node_and_is_kept(bench
     (task,) = await take(bench)
     content = large("x")
 
-    answer = await hand_in(bench, await report_with_payload(bench, task, content))
+    response = await hand_in(bench, await report_with_payload(bench, task, content))
     (update,) = await driver.run_once()
 
-    assert answer.late == ()
+    assert response.late == ()
     assert (update.output, update.has_output) == (None, False)
     node = await only_row(bench, "dag_node_states", node_id="work")
     assert (node["output"], node["output_ref"]) == (None, reference_to(content))
@@ -2016,9 +2016,9 @@ async def test_the_payload_of_a_late_report_is_kept(bench):
     await bench.set_clock(LEASE + 10)
     await driver.run_once("overdue")
 
-    answer = await hand_in(bench, report)
+    response = await hand_in(bench, report)
 
-    assert answer.late == (task.task_id,)
+    assert response.late == (task.task_id,)
     result = await only_row(bench, "dag_task_results", attempt=1)
     assert (result["accepted"], result["output_ref"]) == (False, report.output_ref)
     assert [row["is_kept"] for row in await bench.rows("dag_payloads")] == [True]
@@ -2270,8 +2270,6 @@ async def test_a_resume_keeps_checkpoints_and_a_retry_deletes_those_of_its_nodes
 
 # --- guards ----------------------------------------------------------------------------------------------------------
 
-_NODE = NodeChange("work", NodeStatus.COMPLETED)
-
 
 def illegal_changes(job_id: UUID) -> dict[str, Changes]:
     """Changes that no planner may request, each with an event, so that the event is not the reason for the refusal."""
@@ -2356,6 +2354,16 @@ async def test_concurrent_claims_never_share_a_job(database):
         await ledger.close()
 
     assert sorted(job for mine in claimed for job in mine) == [a_job(n).job_id for n in range(40)]
+
+
+async def test_a_loaded_job_has_the_traceparent_of_its_submission(bench):
+    traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
+    traced, untraced = a_job(1, traceparent=traceparent), a_job(2)
+
+    await bench.ledger.create_jobs([traced, untraced])
+    loaded = await bench.ledger.load_jobs([traced.job_id, untraced.job_id])
+
+    assert {job.job_id: job.traceparent for job in loaded} == {traced.job_id: traceparent, untraced.job_id: None}
 
 
 class RecordingNotifier:

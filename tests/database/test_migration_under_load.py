@@ -94,7 +94,7 @@ async def load(running: Engine) -> AsyncIterator[Load]:
 @asynccontextmanager
 async def readers(client: AsyncClient, measured: Load) -> AsyncIterator[set[int]]:
     """A client that reads continuously; yields the statuses of the responses."""
-    answers: set[int] = set()
+    responses: set[int] = set()
     is_over = asyncio.Event()
 
     async def read() -> None:
@@ -109,12 +109,12 @@ async def readers(client: AsyncClient, measured: Load) -> AsyncIterator[set[int]
                 f"{V1}/workers",
                 f"{V1}/queues",
             ):
-                answers.add((await client.get(path)).status_code)
+                responses.add((await client.get(path)).status_code)
             await asyncio.sleep(0.02)
 
     reading = asyncio.create_task(read())
     try:
-        yield answers
+        yield responses
     finally:
         is_over.set()
         await reading
@@ -147,7 +147,7 @@ async def test_a_migration_adds_columns_and_indexes_while_the_engine_works(datab
         engine(database, orchestrators=2, workers=2, **LONG_INTERVALS) as running,
         api(database, running) as client,
     ):
-        async with load(running) as measured, readers(client, measured) as answers:
+        async with load(running) as measured, readers(client, measured) as responses:
             before = len(measured.job_ids)
             done = await asyncio.to_thread(deploy.migrate, database, NEWER)
             await until(lambda: _are_done(running, before + 10), 30)
@@ -156,7 +156,7 @@ async def test_a_migration_adds_columns_and_indexes_while_the_engine_works(datab
     assert not [line for line in done if line.startswith("change by hand")]
     assert len(done) == len(CHANGED) + len(NEW_INDEXES)
     assert errors == [0] * len(errors)
-    assert answers == {200}
+    assert responses == {200}
     assert measured.slowest_seconds < ENGINE_LOCK_SECONDS
     assert deploy.status(database, NEWER).is_current
     assert all(indexes_of(database).values())

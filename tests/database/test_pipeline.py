@@ -44,9 +44,9 @@ async def test_values_arrive_unchanged(connection):
     key = uuid4()
     values = {"text": "ä'\"\\ {,} \n%s", "number": -7, "share": 0.1, "flag": True, "key": key, "none": None}
 
-    answers = await pipeline.execute(connection, [Call("echo", values)])
+    responses = await pipeline.execute(connection, [Call("echo", values)])
 
-    assert answers == {"echo": [("ä'\"\\ {,} \n%s", -7, 0.1, True, key, None)]}
+    assert responses == {"echo": [("ä'\"\\ {,} \n%s", -7, 0.1, True, key, None)]}
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["a,b", 'say "hi"', "back\\slash", "NULL", " {x} ", "ü\n"]])
@@ -54,9 +54,9 @@ async def test_lists_arrive_unchanged(connection, texts):
     keys = [UUID(int=n) for n in range(len(texts))]
     values = {"texts": texts, "numbers": list(range(len(texts))), "keys": keys}
 
-    ((answer,),) = (await pipeline.execute(connection, [Call("echo_lists", values)])).values()
+    ((response,),) = (await pipeline.execute(connection, [Call("echo_lists", values)])).values()
 
-    assert answer == (texts, list(range(len(texts))), keys)
+    assert response == (texts, list(range(len(texts))), keys)
 
 
 async def test_a_plan_for_an_almost_empty_table_is_replaced_after_a_large_statement(database, connection):
@@ -110,9 +110,9 @@ async def test_a_transaction_in_two_round_trips_is_one_transaction(connection, d
         await pipeline.execute(connection, [BEGIN, Call("put", {"number": 1})])
         assert await seen() == []
 
-        answers = await pipeline.execute(connection, [Call("visits"), COMMIT])
+        responses = await pipeline.execute(connection, [Call("visits"), COMMIT])
 
-        assert answers == {"visits": [(1,)]}
+        assert responses == {"visits": [(1,)]}
         assert await seen() == [(1,)]
 
 
@@ -139,10 +139,10 @@ async def test_large_values_can_be_sent_and_received_at_the_same_time(connection
     steps = [Call("sizes", {"text": "y" * megabytes, "count": megabytes}), Call("twice", {"text": "z" * megabytes})]
 
     async with asyncio.timeout(60):
-        answers = await pipeline.execute(connection, steps)
+        responses = await pipeline.execute(connection, steps)
 
-    ((length, text),) = answers["sizes"]
-    assert (length, len(text), len(answers["twice"][0][0])) == (megabytes, megabytes, 2 * megabytes)
+    ((length, text),) = responses["sizes"]
+    assert (length, len(text), len(responses["twice"][0][0])) == (megabytes, megabytes, 2 * megabytes)
 
 
 async def test_a_cancelled_round_trip_ends_on_the_server_too(connection, database):

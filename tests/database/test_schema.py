@@ -248,7 +248,7 @@ def test_a_deployment_returns_the_state_that_it_found(empty_database):
         connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'older'")
     results += [deploy.deploy(empty_database), deploy.deploy(empty_database)]
 
-    assert results == ["nothing", "current", "other", "current"]
+    assert results == ["absent", "current", "outdated", "current"]
 
 
 @pytest.mark.requirement("D4")
@@ -786,7 +786,8 @@ def columns_of(dsn: str, table: str) -> dict[str, str]:
 
 
 def schema_objects(dsn: str) -> dict[object, object]:
-    """The definitions of all tables, bounds of partitions, triggers, functions and sequences of our schema."""
+    """The definitions of all tables, bounds of partitions, triggers, functions with their rights, and sequences of our
+    schema."""
     with deploy._connected(dsn) as connection:
         names = [
             row[0]
@@ -799,7 +800,7 @@ def schema_objects(dsn: str) -> dict[object, object]:
         for query in (
             "SELECT 'trigger', tgrelid::regclass::text, tgname, pg_get_triggerdef(oid) FROM pg_trigger "
             "WHERE NOT tgisinternal",
-            "SELECT 'function', '', proname, pg_get_functiondef(oid) FROM pg_proc "
+            "SELECT 'function', '', proname, pg_get_functiondef(oid) || coalesce(proacl::text, '') FROM pg_proc "
             "WHERE pronamespace = 'dagapp'::regnamespace",
             "SELECT 'sequence', '', sequencename, cache_size FROM pg_sequences WHERE schemaname = 'dagapp'",
             "SELECT 'partition', '', relname, pg_get_expr(relpartbound, oid) FROM pg_class "

@@ -16,9 +16,9 @@ def main(arguments: list[str]) -> str:
     file = Path(os.environ["AZURE_STATE"])
     state = json.loads(file.read_text())
     command = " ".join(takewhile(lambda word: not word.startswith("-"), arguments))
-    answer = COMMANDS[command](state, dict(pairwise(arguments)))
+    response = COMMANDS[command](state, dict(pairwise(arguments)))
     file.write_text(json.dumps(state))
-    return answer
+    return response
 
 
 def update_job(state: dict[str, Any], options: dict[str, str]) -> str:

@@ -189,12 +189,18 @@ def test_both_probes_exist_in_the_server_of_a_role(role):
 
 def test_addresses_between_roles_are_services_with_the_port_of_the_role():
     services = of_kind("Service")
-    for container in CONTAINERS.values():
-        for name in ("SERVING_URLS", "ORCHESTRATOR_URLS"):
-            for host, port in re.findall(r"http://([\w-]+):(\d+)", container.values.get(name, "")):
-                assert int(port) == KNOWN[PORTS[host]].default
-                assert host in compose()["services"]
-                assert services[host]["spec"]["ports"][0]["port"] == int(port)
+    values = [
+        container.values.get(name, "")
+        for container in CONTAINERS.values()
+        for name in ("SERVING_URLS", "ORCHESTRATOR_URLS")
+    ]
+    addresses = [address for value in values for address in re.findall(r"http://([\w-]+):(\d+)", value)]
+
+    assert {host for host, _ in addresses} == {"serving", "orchestrator"}
+    for host, port in addresses:
+        assert int(port) == KNOWN[PORTS[host]].default
+        assert host in compose()["services"]
+        assert services[host]["spec"]["ports"][0]["port"] == int(port)
 
 
 def test_every_deployment_has_a_disruption_budget_a_network_policy_and_an_account():

@@ -93,9 +93,9 @@ async def _scraped(app: Any) -> str:
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         await http.get("/livez")
-        answer = await http.get("/metrics")
-    assert answer.status_code == 200, answer.text
-    return answer.text
+        response = await http.get("/metrics")
+    assert response.status_code == 200, response.text
+    return response.text
 
 
 def test_every_metric_of_dashboard_and_rules_is_exposed(exposed):

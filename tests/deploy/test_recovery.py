@@ -128,7 +128,7 @@ def test_a_database_is_restored_to_a_time_between_two_approvals(archiving, tmp_p
         restored.start()
         wait_until_promoted(restored.dsn)
         output = run_platform(block_with("dagmaster verify-storage"), restored.dsn, tmp_path)
-        report = asyncio.run(verify_storage(restored.dsn, storage, reads_content=True, least_age=NOW))
+        report = asyncio.run(verify_storage(restored.dsn, storage, reads_content=True, min_age=NOW))
         datasets = execute(restored.dsn, "SELECT array_agg(DISTINCT collection ORDER BY collection) FROM pgstac.items")
     finally:
         restored.remove()

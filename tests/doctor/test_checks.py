@@ -19,7 +19,7 @@ from dagmaster.client import connection
 from dagmaster.database.maintenance.server import Clock, ServerResponse
 from dagmaster.doctor import database, findings, machine
 from dagmaster.doctor.findings import FindingLevel, Judgement
-from dagmaster.errors import Conflict, InvalidRequest, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
+from dagmaster.errors import Conflict, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.listen import API
 from dagmaster.settings import Settings
@@ -55,23 +55,30 @@ def settings_with(**values: Any) -> Settings:
 
 @pytest.fixture
 def target() -> machine.Target:
-    return machine.Target(Settings(), {}, None)
+    return machine.Target(Settings())
 
 
-def test_settings_are_checked(target, monkeypatch):
-    problems = ["A=1: wrong", "B=2: wrong"]
-    environment = SimpleNamespace(load=lambda: None, warnings=list)
-    monkeypatch.setattr(machine, "environment", environment)
-    valid = levels(machine.check_settings(target))
+def test_settings_are_checked(tmp_path, monkeypatch):
+    valid = list(machine.check_settings(machine.target(tmp_path, None)))
+    for name, value in {"TASK_LEASE_SEC": "nan", "API_PORT": "x", "DAGMASTER_DATTA": "x"}.items():
+        monkeypatch.setenv(name, value)
+    target = machine.target(tmp_path, None)
+    invalid = list(machine.check_settings(target))
 
-    def refuse() -> None:
-        raise InvalidRequest("wrong", code="settings.invalid", problems=problems)
+    assert levels(valid) == [OK]
+    assert levels(invalid) == [PROBLEM, PROBLEM, WARNING]
+    assert {judgement.observation.split("=")[0] for judgement in invalid[:2]} == {"TASK_LEASE_SEC", "API_PORT"}
+    assert target.settings.data_folder == tmp_path
 
-    environment.load, environment.warnings = refuse, lambda: ["C is not a setting"]
-    invalid = levels(machine.check_settings(target))
 
-    assert valid == [OK]
-    assert invalid == [PROBLEM, PROBLEM, WARNING]
+def test_secrets_are_redacted_although_other_settings_are_invalid(tmp_path, monkeypatch):
+    for name, value in {"TASK_LEASE_SEC": "nan", "POSTGRES_PASSWORD": "correct-horse"}.items():
+        monkeypatch.setenv(name, value)
+
+    target = machine.target(tmp_path, None)
+    results = findings.run({"check": lambda _: [findings.ok("a server said correct-horse")]}, target)
+
+    assert "correct-horse" not in results["check"][0].observation
 
 
 @pytest.mark.parametrize(
@@ -92,7 +99,7 @@ def test_folders_are_checked(tmp_path, monkeypatch, facts, expected):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=facts["free_bytes"]))
     settings = settings_with(data_folder=tmp_path / facts["path"], database_url="postgresql://host/db")
 
-    assert levels(machine.check_data_folder(machine.Target(settings, {}, None))) == [expected]
+    assert levels(machine.check_data_folder(machine.Target(settings))) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -124,13 +131,13 @@ def test_ports_are_checked(monkeypatch, port, holder, is_needed, expected):
     if not is_needed:
         settings.model_fields_set.discard("api_port")
 
-    assert levels(machine.check_port(API, machine.Target(settings, {}, None))) == [expected]
+    assert levels(machine.check_port(API, machine.Target(settings))) == [expected]
 
 
 def test_a_public_address_is_accepted_for_an_api_with_authentication():
     settings = settings_with(api_host="0.0.0.0", api_port=0, auth_enabled=True)
 
-    assert levels(machine.check_port(API, machine.Target(settings, {}, None))) == [OK]
+    assert levels(machine.check_port(API, machine.Target(settings))) == [OK]
 
 
 def test_a_process_of_dagmaster_is_recognised_on_its_port():
@@ -166,7 +173,7 @@ def test_programs_of_postgres_are_checked(monkeypatch, is_installed, is_needed, 
     monkeypatch.setattr(machine, "find_binaries", find_binaries)
     settings = settings_with(database_url=None if is_needed else "postgresql://host/db")
 
-    assert levels(judgements_of(machine.check_postgres_programs, machine.Target(settings, {}, None))) == [expected]
+    assert levels(judgements_of(machine.check_postgres_programs, machine.Target(settings))) == [expected]
 
 
 @pytest.mark.parametrize(("size", "expected"), [(GB, OK), (64 << 20, WARNING), (None, WARNING)])
@@ -218,7 +225,7 @@ def api(monkeypatch) -> Callable[..., list[dict[str, Any]]]:
 
 
 def api_at(url: str, key: str | None = None) -> list[Judgement]:
-    return judgements_of(machine.check_api, machine.Target(Settings(), {}, url, key))
+    return judgements_of(machine.check_api, machine.Target(Settings(), url, key))
 
 
 def health(version: str, *checks: dict[str, Any]) -> dict[str, Any]:
@@ -293,7 +300,7 @@ def test_the_fix_for_an_unreachable_api_of_a_worker_names_its_setting():
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
     settings = settings_with(dag_callback_url=url, database_url=None)
 
-    (finding,) = judgements_of(machine.check_api, machine.Target(settings, {}, None))
+    (finding,) = judgements_of(machine.check_api, machine.Target(settings))
 
     assert finding.level is PROBLEM
     assert "DAG_CALLBACK_URL" in finding.fix
@@ -344,7 +351,7 @@ class FakeServer:
 
 
 def database_with(response: ServerResponse | None = None, **settings: Any) -> database.Database:
-    return database.Database("", settings_with(**settings), 60, response or ServerResponse(None, 0.01, False))
+    return database.Database("", settings_with(**settings), response or ServerResponse(None, 0.01, False))
 
 
 @pytest.fixture
@@ -593,6 +600,42 @@ def test_handlers_are_checked(judged, workers, needs, queued, expected):
     rows = {"doctor_instances": workers, "doctor_queued": queued}
 
     assert judged(database.check_handlers, needed_handlers=needs, **rows) == expected
+
+
+def test_missing_handlers_that_are_not_shown_are_counted(monkeypatch):
+    """Those with tasks that wait come first; what only workflows need is a warning."""
+    needed = {("q", f"unused_{number}"): {"w"} for number in range(7)} | {("q", "stuck_0"): {"w"}}
+    queued = [queued_tasks("q", f"stuck_{number}", number + 1) for number in range(6)]
+    monkeypatch.setattr(database, "_needed_handlers", lambda _: needed)
+    answers = {"doctor_instances": [instance("worker")], "doctor_queued": queued}
+    monkeypatch.setattr(database, "server", FakeServer(answers))
+
+    stuck, unused = judgements_of(database.check_handlers, database_with())
+
+    assert levels([stuck, unused]) == [PROBLEM, WARNING]
+    assert stuck.observation.startswith("no running worker offers stuck_0 on q (1 task waiting); stuck_1 on q (2 tasks")
+    assert stuck.observation.endswith("stuck_4 on q (5 tasks waiting), and 1 more")
+    assert unused.observation.startswith("no running worker offers unused_0 on q (needed by w); ")
+    assert unused.observation.endswith("unused_4 on q (needed by w), and 2 more")
+
+
+def test_each_query_about_instances_and_tasks_runs_once(monkeypatch):
+    rows = {"doctor_instances": [instance("worker")], "doctor_open_jobs": [row(count=0)], "doctor_queued": []}
+    reads: list[str] = []
+
+    class CountingServer(FakeServer):
+        def rows(self, dsn: str, query_name: str, **values: Any) -> list[Any]:
+            reads.append(query_name)
+            return super().rows(dsn, query_name, **values)
+
+    monkeypatch.setattr(database, "_needed_handlers", lambda _: {})
+    monkeypatch.setattr(database, "server", CountingServer(rows))
+    on = database_with()
+
+    for check in (database.check_instances, database.check_handlers):
+        judgements_of(check, on)
+
+    assert sorted(reads) == sorted(rows)
 
 
 def test_a_check_that_fails_or_hangs_is_a_finding_and_does_not_stop_the_others():

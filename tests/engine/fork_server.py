@@ -114,9 +114,9 @@ class _Server:
         ours, theirs = socket.socketpair()
         with theirs, self._lock:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [log, theirs.fileno()])
-            answer = self._channel.recv(16)
-        assert answer, "the fork server has ended"
-        return ForkedProcess(int(answer), ours)
+            response = self._channel.recv(16)
+        assert response, "the fork server has ended"
+        return ForkedProcess(int(response), ours)
 
 
 @cache

@@ -302,8 +302,8 @@ class Fleet:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                if answer := await ask():
-                    return answer
+                if response := await ask():
+                    return response
             except psycopg.OperationalError:
                 await asyncio.sleep(0.1)
             await asyncio.sleep(0.02)

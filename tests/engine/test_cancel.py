@@ -75,12 +75,12 @@ async def test_a_running_handler_is_notified_within_a_second_and_waiting_nodes_n
         await running_task(running, job_id)
         requested_at = time.monotonic()
 
-        answer = await cancel(running.ledger, job_id, by="ana", reason="wrong file")
+        response = await cancel(running.ledger, job_id, by="ana", reason="wrong file")
         await until(lambda: asyncio.sleep(0, _ran))
         notified_seconds = time.monotonic() - requested_at
         job = await running.wait(job_id)
 
-        assert answer.is_new
+        assert response.is_new
         assert notified_seconds < 1.5  # the orchestrator's poll, then the worker's
         assert job["status"] == "cancelled"
         assert _ran == ["cancelled"]

@@ -207,12 +207,12 @@ CAREFUL = workflow("""
 
 
 async def test_a_resume_uses_checkpoints_and_a_retry_does_not(database, tmp_path) -> None:
-    mended = tmp_path / "mended"
+    repaired = tmp_path / "repaired"
     registration = Registration("careful", "tests.engine.test_checkpoints:careful")
     async with engine(database, handlers=[registration]) as running:
-        job_id = (await running.run(CAREFUL, file=str(mended)))["job_id"]
+        job_id = (await running.run(CAREFUL, file=str(repaired)))["job_id"]
         failed = await running.job(job_id)
-        mended.touch()
+        repaired.touch()
 
         await resume(running.ledger, job_id)
         await running.wait(job_id)

@@ -447,13 +447,13 @@ async def test_a_report_that_is_repeated_after_a_lost_response_counts_once(datab
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         worker, task = await _claim(running, "echo")
-        answers = [
+        responses = [
             await running.ledger.exchange(worker, [_report(task, {"echoed_params": n})], Demand(()), lease_seconds=30)
             for n in range(2)
         ]
         job, nodes = await running.wait(job_id), await running.nodes(job_id)
 
-    assert [(answer.accepted, answer.late) for answer in answers] == [(1, ()), (1, ())]
+    assert [(response.accepted, response.late) for response in responses] == [(1, ()), (1, ())]
     assert job["status"] == "completed"
     assert nodes["echo"]["output"] == {"echoed_params": 0}
 
@@ -595,7 +595,7 @@ async def test_without_a_queue_timeout_a_task_waits_for_its_worker(database):
 
 
 @pytest.mark.requirement("E11")
-async def test_a_task_whose_lease_lapses_runs_again_and_counts_as_a_loss_not_a_retry(database):
+async def test_a_task_whose_lease_expires_runs_again_and_counts_as_a_loss_not_a_retry(database):
     async with engine(database, workers=0) as running:
         job_id = await running.submit("echo_test")
         await _claim(running, "echo", lease_seconds=0.1)

@@ -99,7 +99,7 @@ async def move_back(running: Engine, table: str, column: str, job_id: UUID, by: 
 # --- neglected jobs go to another owner, and end ---------------------------------------------------------------------
 
 
-async def lapsed_lease(running: Engine, job_id: UUID) -> None:
+async def expired_lease(running: Engine, job_id: UUID) -> None:
     await take(running, uuid4())
     await steal(running, job_id)
     await move_back(running, "dag_tasks", "lease_until", job_id)
@@ -143,7 +143,7 @@ async def to_be_cancelled(running: Engine, job_id: UUID) -> None:
 
 
 NEGLECTED = {
-    "lease_lapsed": lapsed_lease,
+    "lease_lapsed": expired_lease,
     "task_overran": overrun,
     "task_expired": expired,
     "results_unread": unread_result,
@@ -206,7 +206,7 @@ async def test_orchestrators_are_notified_of_jobs_that_were_released(database, s
     listener, notifying = exchange.notifier(JOBS), PostgresJanitor(database, notifier=exchange.notifier())
     async with engine(database, workers=0, verify_history=False) as running:
         job_id = await queued_job(running)
-        await lapsed_lease(running, job_id)
+        await expired_lease(running, job_id)
         await sweep(notifying, is_dry=True)
         after_dry_run = await listener.wait(0.05)
         await sweep(notifying)
@@ -251,13 +251,13 @@ async def result_that_is_new(running: Engine, job_id: UUID) -> None:
 
 
 async def owner_that_advanced_recently(running: Engine, job_id: UUID) -> None:
-    await lapsed_lease(running, job_id)
+    await expired_lease(running, job_id)
     await steal(running, job_id, untouched="10 seconds")
 
 
 async def owner_that_is_dead(running: Engine, job_id: UUID) -> None:
     """Such a job is an orphan, and orchestrators claim orphans."""
-    await lapsed_lease(running, job_id)
+    await expired_lease(running, job_id)
     await running.rows("DELETE FROM dagapp.orchestrators WHERE heartbeat_at > clock_timestamp()")
 
 
@@ -458,6 +458,23 @@ async def test_a_job_that_cannot_be_advanced_is_reported_once(database):
         assert stats["silent_seconds"] < 10
         assert stats["errors"] == 0
     await janitor.close()
+
+
+async def test_a_job_that_fails_again_and_again_is_set_aside_for_a_minute(database):
+    """Also if it cannot be ended, so that its failures are counted for days."""
+    async with engine(database, orchestrators=0, workers=0) as running:
+        orchestrator = await running.start_orchestrator()
+        job_id = await queued_job(running)
+        owned = orchestrator._owned[job_id]
+        owned.failures = 5000
+
+        async def cannot_fail(*_arguments: Any) -> bool:
+            raise Unavailable("the database does not respond")
+
+        orchestrator.ledger.fail_job = cannot_fail
+        await orchestrator._set_aside(job_id, _slow_statement("the last failure"))
+
+        assert owned.set_aside_until - orchestrator._now() == pytest.approx(60, abs=2)
 
 
 def _slow_statement(message: str) -> Unavailable:

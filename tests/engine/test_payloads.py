@@ -158,14 +158,14 @@ async def test_the_next_handler_and_the_api_get_an_output_of_any_size_unchanged(
         for size in sizes:
             job = await running.run(workflow(CHAIN.format(plain=plain)), bytes=size)
             nodes = await running.nodes(job["job_id"])
-            answer = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/big/output")
+            response = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/big/output")
 
             assert job["status"] == "completed", job["error_message"]
             expected = digest_of(value_of(size))
             assert job["result_data"]["look"] == expected
             assert (nodes["big"]["output_ref"] is not None) == (size > INLINE_BYTES)
-            assert orjson.loads(answer.content) == value_of(size)
-            assert answer.headers["etag"] == f'"{expected["sha256"]}"'
+            assert orjson.loads(response.content) == value_of(size)
+            assert response.headers["etag"] == f'"{expected["sha256"]}"'
             await assert_small_messages(running, job["job_id"])
 
 
@@ -179,10 +179,10 @@ async def test_twenty_megabytes_can_be_read_with_results_of_but_not_by_a_templat
             workflow(SPREAD.format(plain=plain, how=f", handler: digest_results{plain}")), bytes=size, count=2
         )
         chain = await running.run(workflow(CHAIN.format(plain=plain)), bytes=size)
-        answer = await client.get(f"{V1}/jobs/{chain['job_id']}/nodes/big/output")
+        response = await client.get(f"{V1}/jobs/{chain['job_id']}/nodes/big/output")
 
         assert spread["result_data"]["all"] == [digest_of(value_of(size, seed)) for seed in (0, 1)]
-        assert hashlib.sha256(answer.content).hexdigest() == digest_of(value_of(size))["sha256"]
+        assert hashlib.sha256(response.content).hexdigest() == digest_of(value_of(size))["sha256"]
         assert chain["status"] == "failed"
         assert (
             f"the output of 'big' has {size} bytes; a template can load at most {LOADABLE_BYTES}"
@@ -213,12 +213,12 @@ async def test_a_named_output_above_256_kb_is_a_reference_in_the_result(database
         job = await running.run(definition, bytes=300_000)
         page = (await client.get(f"{V1}/jobs/{job['job_id']}")).json()
         location = page["deliverables"]["large"]["location"]
-        answer = await client.get(location)
+        response = await client.get(location)
 
         assert job["result_data"]["small"] == digest_of(value_of(300_000))
         assert job["result_data"]["large"]["output_ref"]["bytes"] == 300_009
         assert location == f"{V1}/jobs/{job['job_id']}/payloads/{job['result_data']['large']['output_ref']['sha256']}"
-        assert answer.json() == {"kept": value_of(300_000)}
+        assert response.json() == {"kept": value_of(300_000)}
 
 
 # Params
@@ -329,14 +329,14 @@ async def test_ten_thousand_results_of_two_kilobytes_are_collected_by_reference(
     async with engine(database, workers=2, handlers=HANDLERS) as running, api(database, running) as client:
         job = await running.run(workflow(SPREAD.format(plain="", how="")), timeout=100, bytes=2 * KB, count=children)
         node = (await running.nodes(job["job_id"]))["all"]
-        answer = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/all/output")
-        collect_payloads = answer.json()
+        response = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/all/output")
+        collect_payloads = response.json()
 
         assert job["result_data"] == {"all": {"output_ref": node["output_ref"]}}
         assert 2 * KB * children < node["output_ref"]["bytes"] < 2 * KB * children + 10 * children
         assert collect_payloads["count"] == children
         assert collect_payloads["results"] == [value_of(2 * KB, seed) for seed in range(children)]
-        assert answer.headers["etag"].startswith('W/"')
+        assert response.headers["etag"].startswith('W/"')
 
 
 @pytest.mark.requirement("E18")
@@ -359,12 +359,12 @@ async def test_the_output_of_a_fan_in_over_large_outputs_is_a_reference_that_tem
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
         job = await running.run(workflow(definition), bytes=size, count=children)
         node = (await running.nodes(job["job_id"]))["all"]
-        answer = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/all/output")
+        response = await client.get(f"{V1}/jobs/{job['job_id']}/nodes/all/output")
 
         assert job["status"] == "completed", job["error_message"]
         assert job["result_data"]["look"]["bytes"] == len(orjson.dumps(expected))
         assert node["output_ref"]["bytes"] == pytest.approx(len(orjson.dumps(expected)), abs=100)
-        assert answer.json() == expected
+        assert response.json() == expected
 
 
 async def fan_out_over(database: str, items: int, timeout: float) -> None:
@@ -577,13 +577,13 @@ async def test_a_damaged_payload_is_an_error_and_never_a_value(database, damage,
         await running.rows(damage)
         open_gate(job_id)
         job = await running.wait(job_id)
-        answer = await client.get(f"{V1}/jobs/{job_id}/nodes/big/output")
+        response = await client.get(f"{V1}/jobs/{job_id}/nodes/big/output")
 
         error = (await running.nodes(job_id))["look"]["error"]
         assert job["status"] == "failed"
         assert error["code"] == code
-        assert (answer.status_code, answer.json()["code"]) == (status, code)
-        assert answer.json()["facts"]["job_id"] == str(job_id)
+        assert (response.status_code, response.json()["code"]) == (status, code)
+        assert response.json()["facts"]["job_id"] == str(job_id)
         sizes = await verify(database)
         hashes = await verify(database, reads_payloads=True)
         assert {finding.code for finding in hashes.findings} == {FindingCode.PAYLOAD}

@@ -708,9 +708,9 @@ class LostResponses:
         method = getattr(self._ledger, name)
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            answer = await method(*arguments, **options)
+            response = await method(*arguments, **options)
             self._lose(name)
-            return answer
+            return response
 
         @asynccontextmanager
         async def step(*arguments: Any, **options: Any) -> AsyncIterator[Any]:

@@ -228,15 +228,15 @@ async def test_an_idempotency_key_names_one_job_for_the_queue_and_the_api(databa
     keyed = {**MESSAGE, "idempotency_key": "k-1", "submitted_by": "ada"}
     other = {**keyed, "input_params": {"message": "other"}}
     async with engine(database, orchestrators=2) as running:
-        answer = await submit_once(running.ledger, running.library, Submission.model_validate(keyed))
+        response = await submit_once(running.ledger, running.library, Submission.model_validate(keyed))
         for number, body in enumerate((keyed, other, keyed)):
             await running.ledger.enqueue_message(f"m-{number}", QUEUE, body)
         running.notifier.notify(JOBS)
         await _wait_until_empty(running)
         jobs, letters = await running.rows("SELECT * FROM dagapp.dag_jobs"), await _letters(running)
-        await running.wait(answer.job_id)
+        await running.wait(response.job_id)
 
-    assert [job["job_id"] for job in jobs] == [answer.job_id]
+    assert [job["job_id"] for job in jobs] == [response.job_id]
     assert [(letter["message_id"], letter["reason"]) for letter in letters] == [("m-1", "KeyConflict")]
 
 

@@ -71,9 +71,9 @@ def reset():
 
 
 async def resume_job(running: Engine, job_id: UUID, **facts: Any):
-    answer = await resume(running.ledger, job_id, **facts)
+    response = await resume(running.ledger, job_id, **facts)
     running.notifier.notify(JOBS)
-    return answer
+    return response
 
 
 async def test_only_failed_nodes_and_those_after_them_run_again(database):
@@ -86,13 +86,13 @@ async def test_only_failed_nodes_and_those_after_them_run_again(database):
         _broken.clear()
         _runs.clear()
 
-        answer = await resume_job(running, job_id, by="ana", reason="disk was full")
+        response = await resume_job(running, job_id, by="ana", reason="disk was full")
         job = await running.wait(job_id)
 
         assert failed["status"] == "failed"
         assert (would.status, would.nodes, would.resume_count) == ("dry_run", ("right", "last", "end"), 0)
         assert untouched == failed
-        assert (answer.status, answer.nodes, answer.resume_count) == ("resumed", would.nodes, 1)
+        assert (response.status, response.nodes, response.resume_count) == ("resumed", would.nodes, 1)
         assert (job["status"], job["resume_count"], job["error_message"]) == ("completed", 1, None)
         assert sorted(_runs) == ["last", "right"]
         nodes = await running.nodes(job_id)
@@ -124,12 +124,12 @@ async def test_only_the_missing_of_hundreds_of_children_run_again(database):
         _broken.clear()
         _runs.clear()
 
-        answer = await resume_job(running, failed["job_id"])
+        response = await resume_job(running, failed["job_id"])
         job = await running.wait(failed["job_id"], timeout=60)
 
         assert failed["status"] == "failed"
         assert len(missing) >= 1
-        assert answer.children == {"split": len(missing)}
+        assert response.children == {"split": len(missing)}
         assert job["status"] == "completed"
         assert sorted(_runs) == sorted([name.removeprefix("split__") for name in missing] + ["last"])
 
@@ -197,14 +197,14 @@ async def test_only_one_of_two_concurrent_resumes_is_accepted(database):
         _broken.clear()
         other = Engine(running.dsn, running.settings)
 
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             resume(running.ledger, failed["job_id"]), resume(other.ledger, failed["job_id"]), return_exceptions=True
         )
         running.notifier.notify(JOBS)
         job = await running.wait(failed["job_id"])
         await other.ledger.close()
 
-        assert sorted(type(answer).__name__ for answer in answers) == ["Conflict", "Resumed"]
+        assert sorted(type(response).__name__ for response in responses) == ["Conflict", "Resumed"]
         assert (job["status"], job["resume_count"]) == ("completed", 1)
 
 
@@ -246,10 +246,10 @@ async def test_a_partly_expanded_fan_out_keeps_its_source(database):
         _broken.clear()
         _items[:] = list("abcdefg")
 
-        answer = await resume_job(running, job_id)
+        response = await resume_job(running, job_id)
         job = await running.wait(job_id)
 
-        assert "maybe" not in answer.nodes
+        assert "maybe" not in response.nodes
         assert job["status"] == "completed"
         assert (await running.nodes(job_id))["join"]["output"]["count"] == 4
 
@@ -281,11 +281,11 @@ async def test_a_tolerated_child_runs_again_if_a_child_that_reads_it_does(databa
         _broken.clear()
         _runs.clear()
 
-        answer = await resume_job(running, failed["job_id"])
+        response = await resume_job(running, failed["job_id"])
         job = await running.wait(failed["job_id"])
 
         assert (failed["status"], job["status"]) == ("failed", "completed")
-        assert answer.children == {"first": 1, "second": 1}
+        assert response.children == {"first": 1, "second": 1}
         assert _runs == ["1"]
 
 
@@ -293,9 +293,9 @@ async def test_a_tolerated_child_runs_again_if_a_child_that_reads_it_does(databa
 
 
 async def retry_part(running: Engine, job_id: UUID, **part: str):
-    answer = await retry(running.ledger, job_id, JobPart(**part), by="ana")
+    response = await retry(running.ledger, job_id, JobPart(**part), by="ana")
     running.notifier.notify(JOBS)
-    return answer
+    return response
 
 
 async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_else(database):
@@ -304,10 +304,10 @@ async def test_a_retried_node_runs_again_with_everything_downstream_and_nothing_
         _runs.clear()
         would = await retry(running.ledger, job["job_id"], JobPart(node="left"), is_dry_run=True)
 
-        answer = await retry_part(running, job["job_id"], node="left")
+        response = await retry_part(running, job["job_id"], node="left")
         again = await running.wait(job["job_id"])
 
-        assert (would.nodes, answer.nodes) == (("left", "last", "end"), ("left", "last", "end"))
+        assert (would.nodes, response.nodes) == (("left", "last", "end"), ("left", "last", "end"))
         assert (job["status"], again["status"], again["resume_count"]) == ("completed", "completed", 1)
         assert _runs == ["left", "last"]
         resumption = next(
@@ -322,10 +322,10 @@ async def test_a_retry_of_a_stage_runs_all_its_nodes_again(database):
         job = await running.run(workflow(staged))
         _runs.clear()
 
-        answer = await retry_part(running, job["job_id"], stage="middle")
+        response = await retry_part(running, job["job_id"], stage="middle")
         await running.wait(job["job_id"])
 
-        assert set(answer.nodes) == {"left", "right", "last", "end"}
+        assert set(response.nodes) == {"left", "right", "last", "end"}
         assert sorted(_runs) == ["last", "left", "right"]
         with pytest.raises(NotFound, match="no stage 'nowhere'"):
             await retry(running.ledger, job["job_id"], JobPart(stage="nowhere"))
@@ -339,11 +339,11 @@ async def test_a_retry_of_failed_children_runs_only_them_and_the_nodes_after_the
         _broken.clear()
         _runs.clear()
 
-        answer = await retry_part(running, job["job_id"], failed_children="split")
+        response = await retry_part(running, job["job_id"], failed_children="split")
         again = await running.wait(job["job_id"])
 
         assert (job["status"], again["status"]) == ("completed", "completed")
-        assert (answer.children, answer.nodes) == ({"split": 2}, ("join", "last", "end"))
+        assert (response.children, response.nodes) == ({"split": 2}, ("join", "last", "end"))
         assert sorted(_runs) == ["3", "7", "last"]
         assert (await running.nodes(job["job_id"]))["join"]["output"]["count"] == 20
         with pytest.raises(Conflict, match="no child of 'split' has failed"):
@@ -355,10 +355,10 @@ async def test_one_child_can_be_retried(database):
         job = await running.run(workflow(tiles()), count=5)
         _runs.clear()
 
-        answer = await retry_part(running, job["job_id"], node="split__3")
+        response = await retry_part(running, job["job_id"], node="split__3")
         again = await running.wait(job["job_id"])
 
-        assert (answer.children, again["status"]) == ({"split": 1}, "completed")
+        assert (response.children, again["status"]) == ({"split": 1}, "completed")
         assert sorted(_runs) == ["3", "last"]
         for unknown in ("split__5", "split__03", "split__x", "start", "unknown"):
             with pytest.raises(NotFound):

@@ -133,10 +133,10 @@ async def test_a_submission_creates_a_new_job_if_the_old_one_is_deleted_meanwhil
         running.notifier.notify("jobs")
         await running.wait(old)
 
-        answer = await submit_once(ledger, running.library, again)
+        response = await submit_once(ledger, running.library, again)
 
-        assert answer.status == "accepted"
-        assert answer.job_id != old
+        assert response.status == "accepted"
+        assert response.job_id != old
         await ledger.close()
 
 

@@ -184,9 +184,11 @@ async def test_a_full_queue_does_not_delay_another_and_is_refilled_at_once(datab
         await running.start_worker([LIGHT, HEAVY], worker_queue_concurrency=(f"{HEAVY}=1",))
         heavy = await running.submit(_fan_out_on(HEAVY, "gate", 20))
         light = await running.submit(_fan_out_on(LIGHT, "give", 20))
-        await running.wait(light, 5)
+        ended = [await running.wait(light, 5)]
         open_gate(heavy)
-        await running.wait(heavy, 10)
+        ended.append(await running.wait(heavy, 10))
+
+    assert [job["status"] for job in ended] == ["completed", "completed"]
 
 
 @pytest.mark.requirement("M2")

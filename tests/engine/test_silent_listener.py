@@ -70,6 +70,28 @@ class SilencingProxy:
             sink.close()
 
 
+TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'dagmaster-listen'"
+
+
+async def test_a_listener_reconnects_quickly_although_there_were_earlier_outages(database, monkeypatch):
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0.1, raising=False)
+    notifier = PostgresNotifier(database, ["jobs"])
+    notifier.start()
+    loop, pauses = asyncio.get_running_loop(), []
+    async with await psycopg.AsyncConnection.connect(database, autocommit=True) as connection:
+        for _ in range(5):
+            await notifier.wait(10)  # notified as soon as it listens
+            await asyncio.sleep(0.2)
+            began = loop.time()
+            await connection.execute(f"{TERMINATE} AND datname = current_database()".encode())
+            assert await notifier.wait(10) == {"jobs"}
+            pauses.append(loop.time() - began)
+            notifier._received.update(["jobs"])
+    await notifier.close()
+
+    assert max(pauses) < 1.5
+
+
 async def send(dsn: str, topic: str) -> None:
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute(psycopg.sql.SQL("NOTIFY {}").format(psycopg.sql.Identifier(channel_of(topic))))

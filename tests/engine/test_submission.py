@@ -69,10 +69,10 @@ async def test_only_one_of_several_concurrent_submissions_creates_the_job(databa
         running.add(workflow(ONCE))
         ledgers = [PostgresLedger(database, f"racer-{n}") for n in range(8)]
 
-        answers = await asyncio.gather(*(submit_once(each, running.library, submission(n=7)) for each in ledgers))
+        responses = await asyncio.gather(*(submit_once(each, running.library, submission(n=7)) for each in ledgers))
 
-        assert len({answer.job_id for answer in answers}) == 1
-        assert sorted(answer.status for answer in answers) == ["accepted"] + ["already_processing"] * 7
+        assert len({response.job_id for response in responses}) == 1
+        assert sorted(response.status for response in responses) == ["accepted"] + ["already_processing"] * 7
         assert len(await running.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
         for ledger in ledgers:
             await ledger.close()

@@ -415,11 +415,11 @@ async def test_files_that_cannot_be_removed_are_reported_and_do_not_stop_the_oth
 @pytest.mark.requirement("E27")
 async def test_an_unavailable_disk_does_not_end_the_loop_and_is_tried_again(place):
     job_id = await place.job("completed", DAY)
-    is_away = True
+    is_unavailable = True
 
     class UnavailableStorage(SlowStorage):
         def scratch_jobs(self) -> Any:
-            if is_away:
+            if is_unavailable:
                 raise OSError(5, "Input/output error")
             return self._storage.scratch_jobs()
 
@@ -429,7 +429,7 @@ async def test_an_unavailable_disk_does_not_end_the_loop_and_is_tried_again(plac
     tidy = place.tidy(UnavailableStorage(place.storage), janitor_interval_sec=0.01)
     running = asyncio.create_task(tidy.run())
     await until(lambda: asyncio.sleep(0, tidy.errors > 1))
-    is_away = False
+    is_unavailable = False
 
     await until(lambda: asyncio.sleep(0, tidy.tidied_jobs))
 

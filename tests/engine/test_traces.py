@@ -201,8 +201,8 @@ async def test_a_malformed_traceparent_is_ignored(database, collector):
     with traced(collector):
         async with api(database) as http:
             for value in sent:
-                answer = await http.get("/api/v1/workflows", headers={"traceparent": value.encode("latin-1")})
-                assert answer.status_code == 200
+                response = await http.get("/api/v1/workflows", headers={"traceparent": value.encode("latin-1")})
+                assert response.status_code == 200
 
     assert [span.parent_span_id for span in collector.named("GET")] == [b""] * len(sent)
 

@@ -237,12 +237,12 @@ async def test_a_row_with_values_of_a_wrong_type_breaks_no_request_and_no_other_
         await running.rows(f"UPDATE dagapp.{change} WHERE job_id = %s", job_id)
         await running.rows("UPDATE dagapp.dag_jobs SET owner_id = NULL, claim_token = NULL WHERE job_id = %s", job_id)
         paths = [f"{V1}/jobs", *(f"{V1}/jobs/{job_id}{part}" for part in ("", "/events", "/nodes", "/nodes/first"))]
-        answers = [await client.get(path) for path in paths]
+        responses = [await client.get(path) for path in paths]
         other = await running.run("hello_world")
         cancelled = await client.post(f"{V1}/jobs/{job_id}/cancel")
         job = await running.wait(job_id, timeout=15)
 
-    assert [answer.status_code for answer in answers] == [200] * len(paths)
+    assert [response.status_code for response in responses] == [200] * len(paths)
     assert other["status"] == "completed"
     assert cancelled.status_code == 202
     assert job["status"] == "cancelled"

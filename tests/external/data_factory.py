@@ -155,13 +155,13 @@ def azure(storage: Path | None = None) -> Iterator[AzureLike]:
             name, act = self._routed(body)
             state.requests.append(name)
             fault = state.faults[name].popleft() if state.faults.get(name) else None
-            status, answer = (fault.status, {}) if fault and not fault.is_done else act()
+            status, response = (fault.status, {}) if fault and not fault.is_done else act()
             if fault:
-                status, answer = fault.status, {}
+                status, response = fault.status, {}
             if status is None:
                 self.connection.close()
                 return
-            content = json.dumps(answer).encode()
+            content = json.dumps(response).encode()
             self.send_response(status)
             for header, value in (fault.headers if fault else {}).items():
                 self.send_header(header, value)

@@ -42,8 +42,8 @@ async def test_the_state_and_the_urls_of_copies_are_shown_and_operators_can_repe
 
         assert {(await export(caller)).status_code for caller in ("reviewer", "viewer", "author", "ddh")} == {403}
         assert (await export("anonymous")).status_code == 401
-        answer = await ok(export("operator"))
-        assert answer["versions"][0]["revisions"][0]["external"]["state"] == "due"
+        response = await ok(export("operator"))
+        assert response["versions"][0]["revisions"][0]["external"]["state"] == "due"
         await chore.run_once()
         await end(api.kit, (await jobs(api.kit))[-1]["job_id"])
 

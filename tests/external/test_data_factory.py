@@ -192,10 +192,13 @@ async def test_errors_have_a_hint_and_contain_no_token(cloud: AzureLike, where: 
 
 async def test_a_server_that_does_not_respond_is_unavailable():
     identity = ManagedIdentity(IdentityEndpoint("http://127.0.0.1:1/", {}, {}))
-    factory = DataFactory("http://127.0.0.1:1", FACTORY, "copy-public", identity, Pauses().sleep)
+    pauses = Pauses()
+    factory = DataFactory("http://127.0.0.1:1", FACTORY, "copy-public", identity, pauses.sleep)
 
     with pytest.raises(Unavailable):
         await factory.runs({})
+
+    assert pauses.seconds == [2.0, 4.0, 8.0, 16.0, 32.0]  # between six tries, not after the last one
 
 
 def test_the_setting_chooses_the_exporter_and_names_what_is_missing():

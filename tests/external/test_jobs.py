@@ -179,7 +179,7 @@ async def test_a_damaged_copy_is_repaired_and_a_damaged_source_is_refused(hub: H
     # The operator repairs the source, and resumes the job.
     content[len(content) // 2] ^= 1
     source.write_bytes(content)
-    await resume(hub.running.ledger, job["job_id"], by="ada", reason="mended")
+    await resume(hub.running.ledger, job["job_id"], by="ada", reason="the source was repaired")
     hub.running.notifier.notify(JOBS)
     await hub.running.wait(job["job_id"], 60)
     assert (await external.state("dem")).state == "exported"

@@ -62,7 +62,7 @@ async def exporting(kit: Kit, chore: ExternalCopyChore) -> UUID:
 
 
 @pytest.mark.parametrize(
-    "happening",
+    "statement",
     [
         WITHDRAWN,
         "UPDATE dagapp.dag_jobs SET status = 'failed' WHERE workflow_id = 'external_export'",
@@ -71,7 +71,7 @@ async def exporting(kit: Kit, chore: ExternalCopyChore) -> UUID:
     ids=["withdrawn", "ended", "unreachable"],
 )
 async def test_an_object_that_is_written_too_late_is_removed_again(
-    kit: Kit, chore: ExternalCopyChore, tmp_path, happening: str
+    kit: Kit, chore: ExternalCopyChore, tmp_path, statement: str
 ):
     job_id = await exporting(kit, chore)
     current = context(kit, job_id, WorkerCopy())
@@ -79,7 +79,7 @@ async def test_an_object_that_is_written_too_late_is_removed_again(
     params = copying.CopyParams(target=plan.target, batch=plan.batches[0])
 
     with pytest.raises(DagmasterError):
-        copying.copy(context(kit, job_id, Interrupted(kit.dsn, happening)), params)
+        copying.copy(context(kit, job_id, Interrupted(kit.dsn, statement)), params)
 
     assert external_files(tmp_path) == {}
 
@@ -93,7 +93,7 @@ class Failing(Interrupted):
 
 
 @pytest.mark.parametrize(
-    ("happening", "code", "is_kept"),
+    ("statement", "code", "is_kept"),
     [
         (WITHDRAWN, "external.not-current", False),
         ("SELECT 1", "storage.unavailable", True),
@@ -101,14 +101,14 @@ class Failing(Interrupted):
     ids=["withdrawn", "current"],
 )
 async def test_after_an_error_of_the_storage_an_object_is_kept_only_if_the_export_is_current(
-    kit: Kit, chore: ExternalCopyChore, tmp_path, *, happening: str, code: str, is_kept: bool
+    kit: Kit, chore: ExternalCopyChore, tmp_path, *, statement: str, code: str, is_kept: bool
 ):
     job_id = await exporting(kit, chore)
     plan = copying.plan(context(kit, job_id, WorkerCopy()), copying.PlanParams(asset_id="dem", version_ordinal=0))
     params = copying.CopyParams(target=plan.target, batch=plan.batches[0])
 
     with pytest.raises(DagmasterError) as error:
-        copying.copy(context(kit, job_id, Failing(kit.dsn, happening)), params)
+        copying.copy(context(kit, job_id, Failing(kit.dsn, statement)), params)
 
     assert error.value.code == code
     assert bool(external_files(tmp_path)) is is_kept

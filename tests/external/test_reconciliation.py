@@ -14,14 +14,17 @@ import pytest
 from dagmaster import faults
 from dagmaster.assets.states import Clearance
 from dagmaster.database.assets.adopt import AdoptedAssets
-from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.assets.external import DueJob, PostgresExternalCopies
+from dagmaster.database.ledger.protocol import NewJob
 from dagmaster.database.maintenance.assets import PostgresAssetUpkeep
-from dagmaster.errors import Conflict
+from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, Unavailable
+from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.clear import clear
 from dagmaster.operations.assets.delete import delete
-from dagmaster.operations.assets.export import export_again
+from dagmaster.operations.assets.export import export_again, job_of
 from dagmaster.operations.assets.unpublish import unpublish
+from dagmaster.orchestrator import external as module
 from dagmaster.orchestrator.asset_upkeep import AssetUpkeep
 from dagmaster.orchestrator.external import ExternalCopyChore
 from dagmaster.settings import Settings
@@ -79,6 +82,44 @@ async def test_exports_and_withdrawals_that_an_earlier_release_recorded_are_carr
     await chore.run_once()
     assert len(await jobs(kit)) == 1
     assert (await copies(kit)).due_at is None
+
+
+@pytest.mark.parametrize("error", [InvalidRequest("no such workflow"), Unavailable("no response")], ids=str)
+async def test_a_revision_whose_job_cannot_be_created_does_not_block_later_ones(
+    kit: Kit, chore: ExternalCopyChore, monkeypatch, error: DagmasterError
+):
+    for dataset in ("dem", "later"):
+        await processed(kit, dataset)
+        await approve(kit.store, dataset, 0, caller=BOB, clearance=PUBLIC)
+    seconds, is_broken, attempts = 0.0, True, []
+
+    def make_job(library: WorkflowLibrary, due: DueJob) -> NewJob:
+        attempts.append(due.dataset_id)
+        if is_broken and due.dataset_id == "dem":
+            raise error
+        return job_of(library, due)
+
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "job_of", make_job)
+    chore.clock = lambda: seconds
+
+    await chore._run_once_safely()
+    await chore._run_once_safely()
+    assert (attempts, chore.started, chore.errors) == (["dem", "later"], 1, 1)
+    assert not await chore._run_once_safely()
+    assert attempts == ["dem", "later"]  # it is postponed
+
+    for pause in (5, 10, 20):
+        seconds += pause
+        await chore._run_once_safely()
+        await chore._run_once_safely()
+    assert attempts == ["dem", "later", *["dem"] * 3]
+
+    is_broken = False
+    seconds += module.PAUSES_SECONDS[1]
+    await chore._run_once_safely()
+    assert (await copies(kit, "dem")).state == "running"
+    assert chore._postponed == {}
 
 
 @pytest.mark.parametrize("point", faults.around("external_copies"))

@@ -1,8 +1,8 @@
 """Every secret has a recognisable value, a canary, and none of them appears where it does not belong.
 
-Searched: logs of all servers, answers of the orchestrator, the gateway and the map server, streams, received callbacks,
-a dump of the database, and every file of the storage. Settings and routes are enumerated, so that those which are added
-later are covered. These columns hold secrets by design: `platform_secrets.secret` signs callbacks,
+Searched: logs of all servers, responses of the orchestrator, the gateway and the map server, streams, received
+callbacks, a dump of the database, and every file of the storage. Settings and routes are enumerated, so that those
+which are added later are covered. These columns hold secrets by design: `platform_secrets.secret` signs callbacks,
 `signing_keys.secret` signs links; the URL of a callback is kept where it is called from. Keys and sessions are kept as
 hashes only.
 """
@@ -189,17 +189,19 @@ async def test_no_secret_appears_in_logs_responses_tables_or_files_where_it_does
         running.add(LEAKY)
         app = app_of(secret_dsn, running, **secrets, **others)
         orchestrator = await stack.enter_async_context(served(app))
-        front_app = create_app(
+        gateway_app = create_app(
             fast_settings(orchestrator_urls=orchestrator.url, gateway_burst=100_000, **secrets, **others), gateway_role
         )
-        front = await stack.enter_async_context(served_gateway(front_app))
+        gateway = await stack.enter_async_context(served_gateway(gateway_app))
         map_settings = fast_settings(**secrets, **others)
         map_app = create_map_app(map_settings, secret_dsn)
         maps = await stack.enter_async_context(served_gateway(map_app))
         kit = await stack.enter_async_context(opened(secret_dsn, tmp_path))
         pixels = write_cog(tmp_path / "floods.tif", np.full((1, 64, 64), 7, np.uint8), (10.0, 50.0, 11.0, 51.0))
         kit.put("ddh/floods.tif", pixels.read_bytes())
-        site = Site(running, front.url, orchestrator.url, maps.url, keys, hook.url.replace("a=1", f"token={CALLBACK}"))
+        site = Site(
+            running, gateway.url, orchestrator.url, maps.url, keys, hook.url.replace("a=1", f"token={CALLBACK}")
+        )
         known = await _use(site, places)
         places.add("sign-in", *await _sign_in(orchestrator.url, local, secrets["oidc_client_secret"]))
         sender = CallbackSender(map_settings, PostgresCallbacks(secret_dsn, "test-callbacks"))
@@ -207,7 +209,7 @@ async def test_no_secret_appears_in_logs_responses_tables_or_files_where_it_does
             await sender.settle()
         await sender.close()
         for place, url, description in (
-            ("the gateway", front.url, front_app.openapi()),
+            ("the gateway", gateway.url, gateway_app.openapi()),
             ("the orchestrator", orchestrator.url, app.openapi()),
             ("the map server", maps.url, map_app.openapi()),
         ):
@@ -264,7 +266,7 @@ class Site:
     """All servers, and the keys of their callers."""
 
     running: Any
-    front: str
+    gateway: str
     orchestrator: str
     maps: str
     keys: dict[str, str]
@@ -282,7 +284,7 @@ class Known:
 
 async def _use(site: Site, places: Places) -> Known:
     """Submissions that succeed and that fail."""
-    front, orchestrator = site.front, site.orchestrator
+    gateway, orchestrator = site.gateway, site.orchestrator
     submission = {
         "platform_id": "ddh",
         "platform_refs": REFS,
@@ -293,19 +295,19 @@ async def _use(site: Site, places: Places) -> Known:
     hub, operator, admin = (bearer(site.keys[name]) for name in ("b2b", "operator", "admin"))
     refused = {
         "SAS of a partner": (
-            f"{front}/api/platform/submit",
+            f"{gateway}/api/platform/submit",
             {**submission, "source": {"blob": SIGNED}, "request_id": "b"},
             hub,
         ),
         "SAS in parameters": (
-            f"{front}/api/platform/submit",
+            f"{gateway}/api/platform/submit",
             {**submission, "parameters": {"title": SIGNED}, "request_id": "c"},
             hub,
         ),
         "SAS of an operator": (f"{orchestrator}/api/v1/submit", {**submission, "source": {"blob": SIGNED}}, operator),
         "SAS of the old API": (f"{orchestrator}/api/jobs/submit/raster_ingest", {"blob_name": SIGNED}, admin),
         "SAS of a job": (
-            f"{front}/api/gateway/submit",
+            f"{gateway}/api/gateway/submit",
             {"workflow_id": "raster_ingest", "inputs": {"blob_path": SIGNED}},
             operator,
         ),
@@ -315,20 +317,20 @@ async def _use(site: Site, places: Places) -> Known:
             operator,
         ),
         "forwarded": (f"{orchestrator}/api/jobs/submit/demo", {"x": 1}, operator),
-        "unknown key": (f"{front}/api/platform/submit", {}, bearer(f"dgm_abc_{UNKNOWN_KEY}")),
+        "unknown key": (f"{gateway}/api/platform/submit", {}, bearer(f"dgm_abc_{UNKNOWN_KEY}")),
         "bad callback": (
-            f"{front}/api/gateway/submit",
+            f"{gateway}/api/gateway/submit",
             {"workflow_id": "echo_test", "callback_url": f"https://u:{CALLBACK}@127.0.0.1/?token={CALLBACK}"},
             operator,
         ),
         "bad subscriber": (
-            f"{front}/api/platform/submit",
+            f"{gateway}/api/platform/submit",
             {**submission, "callback_url": None, "subscriber": {"successUri": f"ftp://u:{CALLBACK}@127.0.0.1/"}},
             hub,
         ),
     }
     async with httpx2.AsyncClient(timeout=30) as client:
-        receipt = await ok(client.post(f"{front}/api/platform/submit", json=submission, headers=hub), 202)
+        receipt = await ok(client.post(f"{gateway}/api/platform/submit", json=submission, headers=hub), 202)
         for name, (url, body, headers) in refused.items():
             answer = await client.post(url, json=body, headers=headers)
             assert answer.status_code >= 400, (name, answer.text)
@@ -337,7 +339,7 @@ async def _use(site: Site, places: Places) -> Known:
         places.add("answers", json.dumps(receipt), response.text)
         subscriber = dict.fromkeys(("successUri", "inProgressUri", "failedUri"), site.callback_url)
         body = {"workflow_id": "leaky", "subscriber": subscriber}
-        job = await ok(client.post(f"{front}/api/gateway/submit", json=body, headers=operator), 202)
+        job = await ok(client.post(f"{gateway}/api/gateway/submit", json=body, headers=operator), 202)
         await site.running.wait(job["job_id"], until=("failed",))
         secret = await ok(client.post(f"{orchestrator}/api/v1/platforms/ddh/rotate-secret", json={}, headers=admin))
         version = f"{orchestrator}/api/v1/assets/{receipt['asset_id']}/versions/0"
@@ -372,13 +374,13 @@ async def _use(site: Site, places: Places) -> Known:
 async def _sign_in(orchestrator: str, local: Any, client_secret: str) -> list[str]:
     """Sign in at an issuer whose responses contain the secret of its client."""
     texts = []
-    for status, answer in (
+    for status, response in (
         (400, {"error": f"unknown client_secret {client_secret}", "error_description": client_secret}),
         (500, {"error": client_secret}),
         (200, {"id_token": client_secret}),
         (200, {"id_token": None, "access_token": client_secret}),
     ):
-        local.answers["/token"] = (status, json.dumps(answer).encode())
+        local.answers["/token"] = (status, json.dumps(response).encode())
         async with httpx2.AsyncClient(base_url=orchestrator, timeout=30) as browser:
             begun = await browser.get("/api/v1/session/oidc/start")
             back = urlsplit((await browser.get(begun.headers["location"])).headers["location"])
@@ -390,16 +392,16 @@ async def _sign_in(orchestrator: str, local: Any, client_secret: str) -> list[st
 
 async def _read_everything(url: str, description: dict, key: str, known: dict[str, str]) -> list[str]:
     """Call every operation that reads, with existing ids where there are any."""
-    answers = []
+    responses = []
     async with httpx2.AsyncClient(base_url=url, headers=bearer(key), timeout=30) as client:
         paths = [hostile.url_of(each, known) for each in hostile.operations(description, "GET")]
         for path in [*paths, "/metrics", "/openapi.json"]:
             if "stream" in path or path.endswith("/events/live"):
                 continue
-            answer = await client.get(path)
-            assert answer.status_code < 500 or answer.status_code in (502, 503), (path, answer.text[:300])
-            answers.append(answer.content.decode("latin-1") + str(answer.headers))
-    return answers
+            response = await client.get(path)
+            assert response.status_code < 500 or response.status_code in (502, 503), (path, response.text[:300])
+            responses.append(response.content.decode("latin-1") + str(response.headers))
+    return responses
 
 
 async def _read_streams(url: str, key: str, job_id: str) -> str:

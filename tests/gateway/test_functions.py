@@ -106,8 +106,8 @@ async def test_partners_submit_and_poll_through_the_host(kit: Kit, tmp_path, mon
     assert json.loads(status.get_body())["request_id"] == "order:7"
     assert json.loads(status.get_body())["status"] == "received"
     refused = [unknown, no_route, anonymous, forged, large]
-    assert [answer.status_code for answer in refused] == [404, 404, 401, 401, 413]
-    assert {answer.mimetype for answer in refused} == {"application/problem+json"}
+    assert [response.status_code for response in refused] == [404, 404, 401, 401, 413]
+    assert {response.mimetype for response in refused} == {"application/problem+json"}
     assert len(starts) == 1
 
 

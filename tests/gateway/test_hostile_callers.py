@@ -107,10 +107,10 @@ async def site(kit: Kit, folder):
             orchestrator_urls=orchestrator.url,
         )
         app = create_app(settings, await gateway_dsn(kit.dsn))
-        front = await stack.enter_async_context(served_gateway(app))
+        gateway = await stack.enter_async_context(served_gateway(app))
         clients = [
             await stack.enter_async_context(httpx2.AsyncClient(base_url=server.url, headers=admin, timeout=30))
-            for server in (front, orchestrator)
+            for server in (gateway, orchestrator)
         ]
         yield Site(kit.dsn, *clients, {"gateway": app, "orchestrator": api})
 
@@ -183,21 +183,21 @@ async def test_private_callback_urls_and_foreign_object_names_are_refused_and_no
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with site(kit, tmp_path) as place:
         before = await place.counts()
-        answers = {}
+        responses = {}
         for url in CALLBACK_URLS:
             body = submission(callback_url=url)
-            answers["partner", url] = await place.gateway.post("/api/platform/submit", json=body, headers=hub)
+            responses["partner", url] = await place.gateway.post("/api/platform/submit", json=body, headers=hub)
             job = {"workflow_id": "hello_world", "callback_url": url}
-            answers["operator", url] = await place.gateway.post("/api/gateway/submit", json=job)
-            answers["dry run", url] = await place.gateway.post(
+            responses["operator", url] = await place.gateway.post("/api/gateway/submit", json=job)
+            responses["dry run", url] = await place.gateway.post(
                 "/api/platform/submit", json=body | {"dry_run": True}, headers=hub
             )
-            answers["old API", url] = await place.orchestrator.post(
+            responses["old API", url] = await place.orchestrator.post(
                 "/api/jobs/submit/raster_ingest", json={"blob_name": "ddh/floods.tif", "callback_url": url}
             )
             for field in ("successUri", "inProgressUri", "failedUri"):
                 subscriber = {"successUri": "https://hub.example/done"} | {field: url}
-                answers[field, url] = await place.gateway.post(
+                responses[field, url] = await place.gateway.post(
                     "/api/platform/submit", json=submission(subscriber=subscriber), headers=hub
                 )
         jobs = [{"workflow_id": "hello_world", "callback_url": url} for url in CALLBACK_URLS]
@@ -208,25 +208,25 @@ async def test_private_callback_urls_and_foreign_object_names_are_refused_and_no
         for blob in BLOBS:
             for source in ({"blob": blob}, {"blobs": ["ddh/floods.tif", blob]}):
                 body = submission(source=source)
-                answers["partner", str(source)] = await place.gateway.post(
+                responses["partner", str(source)] = await place.gateway.post(
                     "/api/platform/submit", json=body, headers=hub
                 )
-                answers["admin", str(source)] = await place.orchestrator.post("/api/v1/submit", json=body)
+                responses["admin", str(source)] = await place.orchestrator.post("/api/v1/submit", json=body)
             upload = {"name": blob, "size_bytes": 3}
             begun = await place.gateway.post("/api/platform/uploads", json=upload, headers=hub)
             if begun.status_code == 201:  # this is a valid name below the prefix of the platform
                 assert begun.json()["source"]["blob"] == f"ddh/{blob}"
                 assert not {"", ".", ".."} & set(blob.split("/"))
             else:
-                answers["upload", blob] = begun
+                responses["upload", blob] = begun
             old = {"blob_name": blob}
-            answers["old API", blob] = await place.orchestrator.post("/api/jobs/submit/raster_ingest", json=old)
+            responses["old API", blob] = await place.orchestrator.post("/api/jobs/submit/raster_ingest", json=old)
         for container in CONTAINERS:
             body = submission(source={"container": container, "blob": "ddh/floods.tif"})
-            answers["container", container] = await place.gateway.post("/api/platform/submit", json=body, headers=hub)
+            responses["container", container] = await place.gateway.post("/api/platform/submit", json=body, headers=hub)
         after = await place.counts()
 
-    wrong = {case: (answer.status_code, answer.text[:200]) for case, answer in answers.items() if _is_wrong(answer)}
+    wrong = {case: (answer.status_code, answer.text[:200]) for case, answer in responses.items() if _is_wrong(answer)}
     assert wrong == {}
     entries = [entry for batch in batches for entry in batch["results"]]
     assert {entry["status"] for entry in entries} <= {400, 422}
@@ -293,20 +293,20 @@ async def test_the_proxy_forwards_only_to_its_target(kit: Kit, tmp_path):
     paths = ["..", "../..", "%2e%2e/x", "%252e%252e/x", "/evil.example/", "//evil.example/", "\\evil", "a%5c..%5cb"]
     paths += ["a%0d%0aHost:%20evil", "a%00b", "a%3fb", "@evil.example/", ":80@evil.example/", "http://evil.example/"]
     async with site(kit, tmp_path) as place:
-        answers = {}
+        responses = {}
         for target in ("orchestrator", "worker", "database", "%2e%2e", "http:"):
             for path in paths:
                 for method in ("GET", "POST"):
                     url = f"/api/proxy/{target}/{path}"
-                    answers[method, url] = await place.gateway.request(method, httpx2.URL(url))
+                    responses[method, url] = await place.gateway.request(method, httpx2.URL(url))
 
     wrong = {
         case: answer.status_code
-        for case, answer in answers.items()
+        for case, answer in responses.items()
         if answer.status_code not in (400, 404, 405, 422, 503)
     }
     assert wrong == {}
-    assert "evil" not in "".join(answer.headers.get("location", "") for answer in answers.values())
+    assert "evil" not in "".join(answer.headers.get("location", "") for answer in responses.values())
 
 
 async def test_a_server_that_does_not_respond_like_an_orchestrator_is_reported(kit: Kit):
@@ -318,8 +318,8 @@ async def test_a_server_that_does_not_respond_like_an_orchestrator_is_reported(k
     for response in (page, lie, problem):
         async with receiver(response) as other, AsyncExitStack() as stack:
             settings = Settings(auth_enabled=True, orchestrator_urls=f"http://127.0.0.1:{other.port}")
-            front = await stack.enter_async_context(served_gateway(create_app(settings, await gateway_dsn(kit.dsn))))
-            client = await stack.enter_async_context(httpx2.AsyncClient(base_url=front.url, timeout=30))
+            gateway = await stack.enter_async_context(served_gateway(create_app(settings, await gateway_dsn(kit.dsn))))
+            client = await stack.enter_async_context(httpx2.AsyncClient(base_url=gateway.url, timeout=30))
             one = await client.post("/api/platform/submit", json=submission(), headers=hub)
             many = await client.post("/api/gateway/submit/batch", json={"submissions": [{}]}, headers=admin)
 
@@ -569,14 +569,14 @@ async def test_an_asset_of_another_platform_is_not_found_by_any_of_its_names(kit
     async with site(kit, tmp_path) as place:
         receipt = await ok(place.gateway.post("/api/platform/submit", json=submission(), headers=hub), 202)
         names = {"asset": receipt["asset_id"], "dataset": receipt["dataset_id"]}
-        answers = {
+        responses = {
             (who, what, url): await client.get(f"{url}/{name}", headers=key)
             for who, key in strangers.items()
             for what, name in names.items()
             for client, url in ((place.gateway, "/api/assets"), (place.orchestrator, "/api/v1/assets"))
         }
 
-    for (_who, what, _url), answer in answers.items():
+    for (_who, what, _url), answer in responses.items():
         (other,) = (name for kind, name in names.items() if kind != what)
         assert answer.status_code == 404, answer.text
         assert other not in answer.text
@@ -585,7 +585,7 @@ async def test_an_asset_of_another_platform_is_not_found_by_any_of_its_names(kit
 async def test_headers_that_are_not_ascii_are_passed_on(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with site(kit, tmp_path) as place:
-        answers = {
+        responses = {
             (name, value): await place.gateway.post(
                 "/api/platform/submit", json=submission(dry_run=True), headers={**hub, name: value}
             )
@@ -593,11 +593,11 @@ async def test_headers_that_are_not_ascii_are_passed_on(kit: Kit, tmp_path):
             for value in ("\xe9".encode(), b"a\x80", b"\xff")
         }
         for value in (b"\xff", "\u0663".encode()):
-            answers["Upload-Offset", value] = await place.gateway.patch(
+            responses["Upload-Offset", value] = await place.gateway.patch(
                 f"/api/platform/uploads/{'0' * 32}", content=b"x", headers={**hub, "Upload-Offset": value}
             )
 
-    codes = {case: (answer.status_code, answer.json().get("code")) for case, answer in answers.items()}
+    codes = {case: (answer.status_code, answer.json().get("code")) for case, answer in responses.items()}
     assert {code for (name, _), code in codes.items() if name != "Upload-Offset"} == {(200, None)}
     assert {code for (name, _), code in codes.items() if name == "Upload-Offset"} == {(415, "upload.media-type")}
 

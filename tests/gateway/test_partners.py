@@ -75,13 +75,17 @@ async def test_the_reason_of_an_invalid_file_names_no_node(kit: Kit, tmp_path):
 
 async def test_a_request_id_is_generated_if_none_is_given_and_a_dry_run_creates_nothing(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
+    operator = bearer(await key_of(kit.dsn, "ops", "operator"))
     async with gateway(kit.dsn, tmp_path) as client:
         dry = await ok(client.post("/api/platform/submit", json=submission(dry_run=True), headers=hub))
         response = await ok(client.post("/api/platform/submit", json=submission(), headers=hub), 202)
         status = await ok(client.get(response["status_url"], headers=hub))
+        lookup = await ok(client.get("/api/status/lookup", params={"id": response["request_id"]}, headers=operator))
         (job,) = await kit.rows("SELECT correlation_id FROM dagapp.dag_jobs")
 
     assert (dry["status"], dry["outcome"]) == ("dry_run", "new_asset")
+    assert dry["estimate"].keys() == {"tile_count", "size_bytes", "seconds", "based_on_runs"}
+    assert lookup["request"] == status
     assert status["request_id"] == response["request_id"] == job["correlation_id"]
 
 
@@ -113,7 +117,7 @@ async def test_requests_and_assets_of_others_do_not_exist_for_a_partner(kit: Kit
 async def test_a_partner_may_submit_only_files_below_its_own_prefix_of_the_bronze_zone(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path) as client:
-        answers = [
+        responses = [
             await client.post("/api/platform/submit", json=submission(source=source), headers=hub)
             for source in (
                 {"blob": "geonode/other.tif"},
@@ -124,7 +128,7 @@ async def test_a_partner_may_submit_only_files_below_its_own_prefix_of_the_bronz
             )
         ]
 
-    assert all(400 <= answer.status_code < 500 for answer in answers), [answer.text for answer in answers]
+    assert all(400 <= answer.status_code < 500 for answer in responses), [answer.text for answer in responses]
     assert await kit.rows("SELECT 1 FROM dagapp.asset_submissions") == []
 
 
@@ -160,11 +164,11 @@ async def test_polling_works_with_a_gateway_that_was_deployed_before_the_schema(
 async def test_an_orchestrator_that_is_down_is_skipped(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     async with gateway(kit.dsn, tmp_path, orchestrators=2, dead=(NO_SERVER,)) as client:
-        answers = [
+        responses = [
             await client.post("/api/platform/submit", json=submission(request_id="one"), headers=hub) for _ in range(6)
         ]
 
-    assert {answer.status_code for answer in answers} == {202}
+    assert {answer.status_code for answer in responses} == {202}
     assert len(await kit.rows("SELECT 1 FROM dagapp.dag_jobs")) == 1
 
 
@@ -388,7 +392,7 @@ async def test_uses_of_keys_that_could_not_be_reported_are_reported_later(monkey
 
     monkeypatch.setattr(services, "MAX_REPORTED", 2)
     orchestrator = Orchestrator(503, 200, 200)
-    keys = services.ViewedKeys(None, orchestrator, "dgm_own")
+    keys = services.GatewayKeys(None, orchestrator, "dgm_own")
     for key_id in ("a", "b", "c"):
         keys.note_use(key_id)
     with pytest.raises(Unavailable):

@@ -107,10 +107,10 @@ async def test_bytes_that_reached_the_gateway_before_the_client_disconnected_are
             while True:
                 offset = int((await client.head(where)).headers["upload-offset"])
                 remaining = b"a" * (3_000_000 - offset)
-                answer = await client.patch(where, content=remaining, headers=at(offset))
-                if answer.status_code == 204:
+                response = await client.patch(where, content=remaining, headers=at(offset))
+                if response.status_code == 204:
                     break
-                assert answer.status_code in (409, 423)
+                assert response.status_code in (409, 423)
                 await asyncio.sleep(0.05)
 
     assert offset >= 1_000_000
@@ -149,7 +149,7 @@ async def test_a_body_is_read_once_although_the_first_orchestrator_is_down(datab
             request = ForwardedRequest(
                 "PATCH", "/api/v1/uploads/0198b2c4-7c1e-4a10-8f00-2f6f6e1c9a01", {**hub, **at(0)}
             )
-            answer = await forwarder.send(request, body())
+            response = await forwarder.send(request, body())
 
-    assert answer.status_code == 404
+    assert response.status_code == 404
     assert taken == [0, 1, 2]

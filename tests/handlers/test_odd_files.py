@@ -261,7 +261,7 @@ def test_files_of_a_collection_keep_a_grid_that_half_of_them_share(
 
     layout = layout_of(files, options, (10, 10))
 
-    assert (layout.kept.members if layout.kept else None) == kept
+    assert (layout.kept_group.members if layout.kept_group else None) == kept
     grids = [output_grid(file, "EPSG:32633", layout.resolution, layout.origin) for file in files]
     offsets = {(round(grid.origin[0] % 10, 6), round(grid.origin[1] % 10, 6)) for grid in grids}
     assert len(offsets) == 1, "the COGs share a grid"
@@ -278,10 +278,10 @@ def test_a_grid_is_not_kept_if_another_resolution_is_requested_or_it_is_in_anoth
     files = _files(tmp_path, 0, 0, 0.5)
     fewer = [*_files(tmp_path, 0), *_files(tmp_path, 0, 0, crs="EPSG:32632")]
 
-    assert layout_of(files, Options(target_crs="EPSG:32633", resolution=20), (20, 20)).kept is None
-    assert layout_of(files, Options(target_crs="EPSG:32633", resolution=10), (10, 10)).kept is not None
-    assert layout_of(files, Options(target_crs="EPSG:3857"), (14, 14)).kept is None
-    assert layout_of(fewer, Options(target_crs="EPSG:32633"), (10, 10)).kept is None
+    assert layout_of(files, Options(target_crs="EPSG:32633", resolution=20), (20, 20)).kept_group is None
+    assert layout_of(files, Options(target_crs="EPSG:32633", resolution=10), (10, 10)).kept_group is not None
+    assert layout_of(files, Options(target_crs="EPSG:3857"), (14, 14)).kept_group is None
+    assert layout_of(fewer, Options(target_crs="EPSG:32633"), (10, 10)).kept_group is None
     assert layout_of(fewer, Options(target_crs="EPSG:32632"), (10, 10)).origin == (500_003, 5_000_007)
 
 

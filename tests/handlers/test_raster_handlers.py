@@ -11,9 +11,9 @@ import rasterio
 from affine import Affine
 from tests.raster.rasters import write_raster
 
-from dagmaster.dataset_ids import job_dataset_id
+from dagmaster.dataset_ids import is_dataset_id, job_dataset_id
 from dagmaster.handlers.raster.sources import SourceParams, checksum_of, find_source
-from dagmaster.handlers.raster.validate import part_name
+from dagmaster.handlers.raster.validate import part_name, part_names
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.states import Blame
 from dagmaster.raster.cog.warp import Copy
@@ -222,6 +222,38 @@ def test_the_name_of_a_part_is_derived_from_its_file_name():
     """The name must not change between releases, because ids of stored items contain it."""
     assert part_name("Wellington DEM (2024).tif") == "wellington-dem-2024"
     assert part_name("..tif") == "dataset"
+    assert part_name(f"{'x' * 99}.tif") == "x" * 99
+    assert part_name(f"{'a' * 100}.tif") == "a" * 100
+    assert part_name(f"{'a' * 101}.tif") == f"{'a' * 87}-9d0793397991"
+
+
+def test_names_of_parts_are_different_ids_however_long_the_names_of_the_files_are():
+    long = "ortho-2024-strip-" * 12
+    names = [f"{long}{end}.tif" for end in ("001", "002", "Ä", "Ö")] + [f"{'b' * 100}.tif", f"x/{'b' * 100}.tif"]
+    names += [f"{'地' * 60}{end}.tif" for end in "図図図"] + [f"{'é' * 40}a{'ü' * 40}b.tif"] * 2
+
+    parts = list(part_names(names))
+
+    assert len(set(parts)) == len(names)
+    assert all(map(is_dataset_id, parts))
+    assert parts == list(part_names(names))
+    assert [part_name(name) for name in reversed(names[:4])] == parts[3::-1]
+
+
+def test_the_files_of_a_collection_can_have_long_names(
+    storage: Path, shared_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(InlineContext, "connect", lambda _: psycopg.connect(shared_database))
+    names = [depths(storage, f"{'strip-of-the-north-' * 9}{number}.tif", 3.0, col=400 * number) for number in (1, 2)]
+
+    validated = run_handler("raster.validate_collection", {"blob_names": names, "raster_type": "dem"})
+
+    first, second = (part["part"] for part in validated.output["parts"])
+    cog = run_handler("raster.create_cog", {**validated.output["parts"][0], "target_crs": "EPSG:32633"})
+    assert first != second
+    assert cog.output["cog_blob"].endswith(f"/{first}.tif")
+    assert cog.output["stac_item"]["id"].endswith(f"-{first}")
+    assert problems(cog.output["stac_item"]) == []
 
 
 def test_a_tiling_scheme_of_an_earlier_release_is_kept(storage: Path) -> None:

@@ -25,10 +25,10 @@ def storage(tmp_path):
 def names(monkeypatch):
     """The next results of the resolver for each host. The address of this machine is treated as public, as if the test
     ran on the internet."""
-    answers: dict[str, list[list[str]]] = {}
+    responses: dict[str, list[list[str]]] = {}
     monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
-    monkeypatch.setattr("dagmaster.storage.sources._addresses", lambda host: answers[host].pop(0))
-    return answers
+    monkeypatch.setattr("dagmaster.storage.sources._addresses", lambda host: responses[host].pop(0))
+    return responses
 
 
 def find(storage, url, **params):

@@ -139,7 +139,7 @@ class Simulation:
         return len(self.database.events[self.job_id]), len(results), sum(result.processed for result in results)
 
     def wait(self) -> None:
-        """Let time pass until the next delay is over, a lease lapses, or a task exceeds its timeout."""
+        """Let time pass until the next delay is over, a lease expires, or a task exceeds its timeout."""
         waits = [node.not_before for node in self.database.nodes[self.job_id].values() if node.not_before]
         self.held = [task for task in self.held if self._is_held(task)]
         scripts = {self.script(task) for task in self.held}
@@ -235,10 +235,10 @@ class Simulation:
 
     def _keep_plan(self, owner: Owner, plan: Plan) -> None:
         owner.view, owner.checks_all_nodes = plan.view, plan.is_unfinished
-        owner.is_dirty = plan.is_unfinished or (plan.is_failing and not owner.is_failing) or bool(plan.wanted)
+        owner.is_dirty = plan.is_unfinished or (plan.is_failing and not owner.is_failing) or bool(plan.missing_outputs)
         owner.is_failing = plan.is_failing
-        if plan.wanted:
-            loaded = at_once(self.ledger.load_outputs(self.job_id, sorted(plan.wanted)))
+        if plan.missing_outputs:
+            loaded = at_once(self.ledger.load_outputs(self.job_id, sorted(plan.missing_outputs)))
             owner.view = replace(plan.view, outputs={**plan.view.outputs, **loaded})
             owner.checks_all_nodes = True
 

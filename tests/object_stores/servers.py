@@ -179,8 +179,8 @@ class IdentityService:
             def do_GET(self):
                 service.requests.append(self.path)
                 now = int(time.time())
-                answer = {"access_token": service.token(now), "expires_on": str(int(now + service.lifetime_seconds))}
-                body = json.dumps(answer).encode()
+                response = {"access_token": service.token(now), "expires_on": str(int(now + service.lifetime_seconds))}
+                body = json.dumps(response).encode()
                 self.send_response(200 if self.headers.get("Metadata") == "true" else 400)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

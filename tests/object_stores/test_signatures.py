@@ -2,7 +2,8 @@
 
 A platform has its zones in Azurite, which it accesses with a managed identity, as in Azure. Jobs succeed and fail; then
 everything is searched for the signatures that Azurite has really received, and for tokens: logs of all processes,
-answers and streams of the API and the map server, callbacks, all files, a whole dump of the database, and the objects.
+responses and streams of the API and the map server, callbacks, all files, a dump of the whole database, and the
+objects.
 """
 
 import re
@@ -181,9 +182,9 @@ async def read_tiles(url: str, storage: Storage) -> list[str]:
     texts, codes = [], []
     async with httpx2.AsyncClient(base_url=url, timeout=30) as client:
         for path in (*paths, "/tiles/signed-good/preview.png?version=0", *paths):
-            answer = await client.get(path)
-            texts.append(answer.content.decode("latin-1") + str(answer.headers))
-            codes.append(answer.status_code)
+            response = await client.get(path)
+            texts.append(response.content.decode("latin-1") + str(response.headers))
+            codes.append(response.status_code)
             if path.startswith("/tiles/signed-good/preview"):
                 storage.delete(cog.location)
     assert codes[:3] == [200, 200, 200]

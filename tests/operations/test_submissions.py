@@ -307,6 +307,28 @@ async def test_a_partner_may_submit_only_for_its_own_platform(kit: Kit):
     assert event.actor == "hub"
 
 
+async def test_a_partner_may_only_name_its_own_objects(kit: Kit):
+    partner = Caller("hub", frozenset({Scope.B2B}), "ddh")
+
+    with pytest.raises(InvalidRequest) as refused:
+        await kit.submit("x", blob="ddh-private/floods.tif", platform_id="ddh", platform_refs=DDH, caller=partner)
+
+    assert refused.value.code == "source.not-own"
+
+
+@pytest.mark.parametrize("scope", [Scope.OPERATOR, Scope.ADMIN])
+async def test_a_key_of_a_platform_that_is_also_an_operators_may_submit_all_objects_for_all_platforms(
+    kit: Kit, scope: Scope
+):
+    both = Caller("hub", frozenset({Scope.B2B, scope}), "geonode")
+
+    submitted = await kit.submit(
+        "floods", blob="elsewhere/floods.tif", platform_id="ddh", platform_refs=DDH, caller=both
+    )
+
+    assert submitted.dataset_id == "floods-r1"
+
+
 async def test_a_platform_can_be_added_and_used(kit: Kit):
     request = PlatformRequest(
         platform_id="ckan", display_name="CKAN", required_refs=["package", "edition"], version_ref="edition"
@@ -416,7 +438,7 @@ async def test_a_dry_run_estimates_the_time_from_past_runs_and_the_size_of_the_s
 
     report = await kit.submit("new", content=b"x" * 2000, dry_run=True)
     large = await kit.submit(
-        "large", content=b"x" * 3000, dry_run=True, parameters={"tile_above_mb": 0.002}, blob="large.tif"
+        "large", content=b"x" * 7000, dry_run=True, parameters={"tile_above_mb": 0.002}, blob="large.tif"
     )
 
     assert report.estimate.model_dump() == {
@@ -425,8 +447,31 @@ async def test_a_dry_run_estimates_the_time_from_past_runs_and_the_size_of_the_s
         "seconds": pytest.approx(20.0),
         "based_on_runs": 1,
     }
-    assert report.is_tiled is True
+    assert report.is_tiled is None
     assert large.is_tiled is True
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "is_tiled"),
+    [
+        ({"parameters": {"tile_above_mb": 0.001}}, True),
+        ({"parameters": {"tile_above_mb": 0.003}}, None),
+        ({"parameters": {"tile_above_mb": 100}}, None),
+        ({"workflow_id": "process_large_raster"}, True),
+    ],
+    ids=["larger-than-the-limit", "larger-with-overviews", "small-but-perhaps-across-the-antimeridian", "always"],
+)
+async def test_a_dry_run_says_whether_there_are_tiles_only_if_the_file_need_not_be_opened(
+    kit: Kit, request_fields: dict, is_tiled: bool | None
+):
+    """A run of a similar file does not decide it: the two may be on different sides of the limit."""
+    past = await kit.submit("past", content=b"x" * 4000, parameters={"tile_above_mb": 100})
+    await kit.process(past)
+
+    report = await kit.submit("new", content=b"x" * 4000, dry_run=True, blob="new.tif", **request_fields)
+
+    assert report.is_tiled is is_tiled
+    assert report.estimate.tile_count in (1, None)
 
 
 async def test_equal_past_runs_count_each_in_an_estimate(kit: Kit):

@@ -223,12 +223,12 @@ async def test_reviewers_are_notified_once_of_each_version_to_review(kit: Kit, u
 
 
 async def test_a_webhook_that_does_not_respond_is_called_again(kit: Kit, upkeep: AssetUpkeep):
-    answers = [False, True]
+    responses = [False, True]
     posts: list[Any] = []
 
     async def post(_url: str, content: Any, **_options: Any) -> None:
         posts.append(content)
-        if not answers.pop(0):
+        if not responses.pop(0):
             raise Unavailable("no answer")
 
     upkeep.post = post

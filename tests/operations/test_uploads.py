@@ -17,7 +17,7 @@ from dagmaster.client.models.uploads import UploadInfo, UploadRequest
 from dagmaster.database.assets.uploads import UploadStore
 from dagmaster.errors import Conflict, DagmasterError, NotFound, UnfitData
 from dagmaster.operations.uploads import UploadOperations, UploadRules
-from dagmaster.orchestrator.asset_upkeep import STRAY_SECONDS, upkeep_of
+from dagmaster.orchestrator.asset_upkeep import ORPHANED_SECONDS, upkeep_of
 from dagmaster.settings import Settings
 from dagmaster.storage import open_storage
 from tests.operations.kit import ADA, Kit
@@ -31,7 +31,7 @@ SHA256 = hashlib.sha256(DATA).hexdigest()
 
 @asynccontextmanager
 async def opened(dsn: str, folder: Path, **rules: float) -> AsyncIterator[UploadOperations]:
-    limits = {"max_bytes": 10**9, "most_open": 1000, "expiry_seconds": 3600.0, **rules}
+    limits = {"max_bytes": 10**9, "max_open": 1000, "expiry_seconds": 3600.0, **rules}
     async with UploadStore(dsn, size=2) as store:
         yield UploadOperations(store, open_storage(Settings(storage_folder=folder)), UploadRules(**limits))
 
@@ -250,7 +250,7 @@ async def test_uploads_without_new_bytes_expire_and_others_are_kept(database, tm
 async def test_bytes_that_belong_to_no_upload_are_removed_after_an_hour(database, tmp_path):
     folder = tmp_path / "bronze/.uploads"
     folder.mkdir(parents=True)
-    long_ago = -STRAY_SECONDS - 60
+    long_ago = -ORPHANED_SECONDS - 60
     async with opened(database, tmp_path) as uploads:
         upload = await uploads.begin(request(), ADA)
         names = {
@@ -264,7 +264,7 @@ async def test_bytes_that_belong_to_no_upload_are_removed_after_an_hour(database
             moment = (folder / name).stat().st_mtime + timedelta(seconds=age).total_seconds()
             os.utime(folder / name, (moment, moment))
         upkeep = upkeep_of(Settings(storage_folder=tmp_path), database)
-        await upkeep.remove_stray_bytes()
+        await upkeep.remove_orphaned_bytes()
         await upkeep.close()
 
     assert {path.name for path in folder.iterdir()} == names.keys() - {"0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01"}
@@ -293,6 +293,18 @@ async def test_the_name_of_a_damaged_upload_can_be_used_again(database, tmp_path
         again = await sent(uploads, await uploads.begin(request(), ADA))
 
     assert again.is_finished
+
+
+async def test_a_key_of_a_platform_that_is_also_an_operators_may_upload_for_all_platforms(database, tmp_path):
+    both = Caller("both", frozenset({Scope.B2B, Scope.OPERATOR}), "ddh")
+    async with opened(database, tmp_path) as uploads:
+        default = await uploads.begin(request("a.tif"), both)
+        other = await uploads.begin(request("b.tif", platform_id="geonode"), both)
+        sent_by_staff = await sent(uploads, await uploads.begin(request("c.tif", platform_id="arcgis"), ADA))
+        listed = await uploads.sources(both, prefix="", after="", limit=10)
+
+    assert (default.platform_id, other.platform_id) == ("ddh", "geonode")
+    assert [each.blob for each in listed] == [sent_by_staff.source.blob] == ["arcgis/c.tif"]
 
 
 async def test_a_partner_does_not_see_which_user_of_the_installation_uploaded_for_it(database, tmp_path):

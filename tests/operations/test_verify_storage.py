@@ -69,7 +69,7 @@ async def any_kit(request, catalog_database: str, tmp_path: Path) -> AsyncIterat
 async def test_missing_damaged_and_unreferenced_objects_are_reported_for_every_store(any_kit: Kit) -> None:
     kit, dataset = any_kit, f"verified-{uuid4().hex[:8]}"
     await published(kit, dataset)
-    clean = await verify_storage(kit.dsn, kit.storage, reads_content=True, least_age=NOW)
+    clean = await verify_storage(kit.dsn, kit.storage, reads_content=True, min_age=NOW)
 
     kit.storage.delete(at(kit, dataset, "x-t0.tif"))
     kit.storage.put(at(kit, dataset, "x-t1.tif"), b"cut off")
@@ -78,8 +78,8 @@ async def test_missing_damaged_and_unreferenced_objects_are_reported_for_every_s
     kit.storage.put(kit.storage.location(f"cogs/{dataset}-other/v0/r1/x.tif", zone=Zone.SILVER), b"x")
     kit.storage.put(kit.storage.location(f"{JOB}/{dataset}.tif", zone=Zone.SILVER), b"x")
     kit.storage.put(kit.storage.location(f"{dataset}-unused.tif"), b"x")
-    quick = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
-    thorough = await verify_storage(kit.dsn, kit.storage, reads_content=True, least_age=NOW)
+    quick = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
+    thorough = await verify_storage(kit.dsn, kit.storage, reads_content=True, min_age=NOW)
 
     assert about(clean, dataset) == set()
     assert (clean.served, clean.references, clean.objects_read) == (0, 5, 3)
@@ -105,7 +105,7 @@ async def test_missing_objects_of_unserved_revisions_are_reported_and_not_counte
     kit.storage.delete(at(kit, "draft", "x-t0.tif"))
     kit.storage.delete(kit.storage.location("draft.tif"))
 
-    report = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    report = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
 
     assert about(report, "draft") == {("missing", "x-t0.tif", False), ("missing", "draft.tif", False)}
     assert report.served == 0
@@ -118,7 +118,7 @@ async def test_new_objects_and_objects_of_running_jobs_are_not_reported(kit: Kit
     kit.storage.put(at(kit, "running", "x.tif"), b"x")
     kit.storage.put(kit.storage.location(f"{submitted.job_id}/part.tif", zone=Zone.SILVER), b"x")
     kit.storage.put(kit.storage.location("recipes/running/v0/r1/recipe.json", zone=Zone.SILVER), b"{}")
-    running = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    running = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
 
     kit.storage.put(kit.storage.location("stray.bin", zone=Zone.EXTERNAL), b"x")
     young = await verify_storage(kit.dsn, kit.storage)
@@ -146,17 +146,17 @@ async def test_external_copies_are_compared_with_their_manifest(kit: Kit) -> Non
         "UPDATE dagapp.asset_revisions SET external_copies = 'all', export_due_at = NULL, outputs = outputs || %s",
         Jsonb({"external_manifest_path": manifest.path}),
     )
-    clean = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    clean = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
 
     kit.storage.delete(outside[0])
     kit.storage.put(at(kit, "dem", "left.tif", Zone.EXTERNAL), b"left")
-    damaged = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    damaged = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
     kit.storage.delete(manifest)
-    lost = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    lost = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
     unreadable = []
     for content in (b'{"objects": [{"blob', b'{"objects": [1]}', b'{"objects": [{"blob": "x", "size_bytes": "y"}]}'):
         kit.storage.put(manifest, content)
-        unreadable.append(await verify_storage(kit.dsn, kit.storage, least_age=NOW))
+        unreadable.append(await verify_storage(kit.dsn, kit.storage, min_age=NOW))
         kit.storage.delete(manifest)
 
     assert clean.is_clean, clean.findings
@@ -199,7 +199,7 @@ async def test_expired_uploads_are_reported(kit: Kit) -> None:
     await kit.execute(insert, expired, "a.tif", "2026-01-01T00:00:00Z", None, None, None)
     await kit.execute(insert, finished, "b.tif", None, "2026-01-01T00:00:00Z", "ab" * 32, "etag")
 
-    report = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    report = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
 
     assert {(each.code.value, each.path, each.size_bytes) for each in report.findings} == {
         ("upload", None, 4),
@@ -214,11 +214,25 @@ async def test_more_findings_than_the_limit_are_counted(kit: Kit) -> None:
         kit.storage.delete(at(kit, "dem", f"x-t{number}.tif"))
         kit.storage.put(kit.storage.location(f"unused-{number}.tif"), b"x" * (number + 1))
 
-    report = await verify_storage(kit.dsn, kit.storage, least_age=NOW, limit=1)
+    report = await verify_storage(kit.dsn, kit.storage, min_age=NOW, limit=1)
 
     assert (report.counts["missing"], report.counts["unreferenced"], len(report.findings)) == (3, 3, 2)
     assert (report.served, report.unreferenced_bytes) == (3, 6)
     assert report.findings[1].path == "bronze/unused-2.tif", "the largest first"
+
+
+async def test_more_expired_uploads_than_the_limit_are_counted(kit: Kit) -> None:
+    for number in range(3):
+        await kit.execute(
+            "INSERT INTO dagapp.uploads (upload_id, platform_id, container, blob, size_bytes, created_by, expires_at) "
+            "VALUES (%s, 'local', 'bronze', %s, 10, 'ada', '2026-01-01T00:00:00Z')",
+            uuid4(),
+            f"{number}.tif",
+        )
+
+    report = await verify_storage(kit.dsn, kit.storage, limit=1)
+
+    assert (report.counts["upload"], len(report.findings)) == (3, 1)
 
 
 async def test_an_object_that_is_written_or_deleted_during_the_run_is_not_reported(kit: Kit, monkeypatch) -> None:
@@ -229,7 +243,7 @@ async def test_an_object_that_is_written_or_deleted_during_the_run_is_not_report
     monkeypatch.setattr(kit.storage, "list", lambda folder: iter({**listed, Zone.SILVER: late}[folder.zone]))
     kit.storage.delete(kit.storage.location("unused.tif"))
 
-    report = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    report = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
 
     assert report.is_clean, report.findings
     assert (report.served, report.unreferenced_bytes) == (0, 0)
@@ -248,7 +262,7 @@ async def test_referenced_objects_in_other_containers_are_checked(kit: Kit) -> N
     missing = await verify_storage(kit.dsn, kit.storage)
     kit.storage.put(Location(Zone.BRONZE, "archive", "a.tif"), b"12345")
     kit.storage.put(Location(Zone.BRONZE, "archive", "b.tif"), b"of someone else")
-    report = await verify_storage(kit.dsn, kit.storage, least_age=NOW)
+    report = await verify_storage(kit.dsn, kit.storage, min_age=NOW)
 
     assert about(missing, "archive") == {("missing", "a.tif", False)}
     assert about(report, "archive") == set()

@@ -20,9 +20,9 @@ def main(folder: Path, crs: str | None) -> None:
         start = time.perf_counter()
         checked = check(path, source_crs=crs)
         errors = [finding.code for finding in checked.errors]
-        answers = [checked.verdict.value, width_or_error_code(path)]
+        responses = [checked.verdict.value, width_or_error_code(path)]
         seconds = time.perf_counter() - start
-        print(json.dumps({"name": path.name, "answers": answers, "errors": errors, "seconds": seconds}), flush=True)
+        print(json.dumps({"name": path.name, "answers": responses, "errors": errors, "seconds": seconds}), flush=True)
 
 
 def width_or_error_code(path: Path) -> str:

@@ -207,7 +207,7 @@ def check_all(folder: Path, *, seconds: float = 100) -> dict[str, dict[str, Any]
         check=False,
     )
     assert process.returncode == 0, process.stderr[-2000:]
-    return {answer["name"]: answer for answer in map(json.loads, process.stdout.splitlines())}
+    return {response["name"]: response for response in map(json.loads, process.stdout.splitlines())}
 
 
 def test_malicious_headers_get_the_right_verdict_quickly(tmp_path: Path) -> None:
@@ -215,16 +215,16 @@ def test_malicious_headers_get_the_right_verdict_quickly(tmp_path: Path) -> None
     for name, (content, _) in ATTACKS.items():
         (tmp_path / f"{name}.tif").write_bytes(content)
 
-    answers = check_all(tmp_path)
+    responses = check_all(tmp_path)
 
     wrong = {}
     for name, (_, allowed) in ATTACKS.items():
-        answer = answers[f"{name}.tif"]
-        errors = {code.removeprefix("raster.") for code in answer["errors"]}
+        response = responses[f"{name}.tif"]
+        errors = {code.removeprefix("raster.") for code in response["errors"]}
         if bool(errors) != bool(allowed) or not errors <= allowed:
             wrong[name] = errors
     assert not wrong
-    assert max(answer["seconds"] for answer in answers.values()) < 15
+    assert max(response["seconds"] for response in responses.values()) < 15
 
 
 @pytest.mark.parametrize("name", ["good", "1e9 by 1e9", "65535 bands", "300000 entries of metadata", "no width"])
@@ -264,11 +264,11 @@ def test_a_truncated_file_is_rejected(tmp_path: Path) -> None:
         for tenths in range(1, 10):
             (cut / f"{path.stem} {tenths}{path.suffix}").write_bytes(data[: len(data) * tenths // 10])
 
-    answers = check_all(cut)
+    responses = check_all(cut)
 
-    assert len(answers) == 7 * 9
-    assert {name for name, answer in answers.items() if answer["answers"][0] != "reject"} == set()
-    assert max(answer["seconds"] for answer in answers.values()) < 10
+    assert len(responses) == 7 * 9
+    assert {name for name, response in responses.items() if response["answers"][0] != "reject"} == set()
+    assert max(response["seconds"] for response in responses.values()) < 10
 
 
 @pytest.mark.parametrize("compress", ["deflate", "zstd", "lzw"])
@@ -288,7 +288,7 @@ def test_a_damaged_block_in_the_middle_ends_processing_and_leaves_no_file(tmp_pa
     assert "'scene.tif' is damaged" in refused.value.message
     assert str(tmp_path) not in str(refused.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["scene.tif"]
-    assert {finding.code for finding in check(path, whole=True).errors} == {"raster.unreadable"}
+    assert {finding.code for finding in check(path, every_pixel=True).errors} == {"raster.unreadable"}
 
 
 # Names

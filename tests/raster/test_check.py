@@ -49,13 +49,6 @@ def fixes(checked: Checked) -> set[str]:
     return {finding.fix for finding in checked.findings if finding.fix}
 
 
-def colored(*colors: ColorInterp) -> Any:
-    def set_colors(dataset: Any) -> None:
-        dataset.colorinterp = colors
-
-    return set_colors
-
-
 def with_collar(values: Any, value: float, width: int = 20) -> Any:
     values[..., :width, :] = values[..., -width:, :] = values[..., :, :width] = values[..., :, -width:] = value
     return values
@@ -387,7 +380,7 @@ def test_a_damaged_block_is_detected_when_it_is_read(tmp_path: Path) -> None:
 
     path.write_bytes(whole[:inner] + bytes(1000) + whole[inner + 1000 :])
     assert check(path).verdict is Verdict.PASS
-    assert codes(check(path, whole=True), Severity.ERROR) == {"unreadable"}
+    assert codes(check(path, every_pixel=True), Severity.ERROR) == {"unreadable"}
 
 
 def test_the_result_states_how_many_pixels_were_read(tmp_path: Path) -> None:
@@ -398,7 +391,7 @@ def test_the_result_states_how_many_pixels_were_read(tmp_path: Path) -> None:
     seen = check(large).seen
     assert not seen.is_whole
     assert 0 < seen.pixels < seen.of_pixels == 12_250_000
-    whole = check(large, whole=True).seen
+    whole = check(large, every_pixel=True).seen
     assert whole.is_whole
     assert whole.pixels == whole.of_pixels
 
@@ -408,11 +401,11 @@ def test_a_complete_check_reads_every_pixel_once(layout: dict[str, Any], tmp_pat
     """One pixel among 32-bit integers has a value that does not fit into a narrower type."""
     values = noise(2, 900, 2300, dtype="int32", high=200)
     path = write_raster(tmp_path / "scene.tif", values, nodata=0, **layout)
-    assert check(path, whole=True).fixes.dtype == "uint8"
+    assert check(path, every_pixel=True).fixes.dtype == "uint8"
 
     values[1, 777, 1313] = 70_000
     write_raster(path, values, nodata=0, **layout)
-    checked = check(path, whole=True)
+    checked = check(path, every_pixel=True)
 
     assert checked.seen.pixels == 900 * 2300
     assert checked.fixes.dtype is None
@@ -524,7 +517,7 @@ def test_a_large_file_whose_sample_is_all_nodata_is_read_until_data_is_found(tmp
 
     assert codes(check(path)) == {"constant"}
     assert codes(check(empty)) == {"all-nodata"}
-    assert not check(path, whole=True).has("raster.all-nodata")
+    assert not check(path, every_pixel=True).has("raster.all-nodata")
 
 
 def test_a_file_without_data_that_takes_too_long_to_read_gets_a_warning(tmp_path: Path) -> None:

@@ -86,10 +86,10 @@ def test_a_header_with_absurd_dimensions_is_rejected_quickly(tmp_path: Path) -> 
     path.write_bytes(data)
 
     start = time.perf_counter()
-    answers = {code for checked in (check(path), inspect(path)) for code in codes(checked)}
+    responses = {code for checked in (check(path), inspect(path)) for code in codes(checked)}
 
-    assert answers <= {"raster.too-large", "raster.corrupt", "raster.block-too-large", "raster.off-earth"}
-    assert answers
+    assert responses <= {"raster.too-large", "raster.corrupt", "raster.block-too-large", "raster.off-earth"}
+    assert responses
     assert time.perf_counter() - start < 10
 
 
@@ -112,7 +112,7 @@ def test_the_limited_process_gives_the_same_result(tmp_path: Path) -> None:
 def test_the_limited_process_gets_all_parameters(tmp_path: Path) -> None:
     path = write_raster(tmp_path / "scene.tif", noise(60, 60), crs=None, nodata=0)
 
-    checked = inspect(path, source_crs="EPSG:2193", raster_type="dem", ceilings=Ceilings(side=50), whole=True)
+    checked = inspect(path, source_crs="EPSG:2193", raster_type="dem", ceilings=Ceilings(side=50), every_pixel=True)
 
     assert checked.facts is not None
     assert checked.facts.crs == "EPSG:2193"
@@ -131,8 +131,8 @@ def test_a_file_that_takes_too_long_is_rejected(tmp_path: Path) -> None:
     patient = Ceilings(bomb_bytes=10**15)
 
     start = time.perf_counter()
-    by_clock = inspect(path, ceilings=patient, whole=True, limits=ProcessLimits(seconds=2))
-    by_processor = inspect(path, ceilings=patient, whole=True, limits=ProcessLimits(cpu_seconds=1))
+    by_clock = inspect(path, ceilings=patient, every_pixel=True, limits=ProcessLimits(seconds=2))
+    by_processor = inspect(path, ceilings=patient, every_pixel=True, limits=ProcessLimits(cpu_seconds=1))
 
     assert codes(by_clock) == codes(by_processor) == {"raster.hang"}
     assert time.perf_counter() - start < 20
@@ -314,11 +314,11 @@ def test_every_damaged_file_gets_a_result_in_time(tmp_path: Path) -> None:
         check=False,
     )
 
-    answers = [json.loads(line) for line in process.stdout.splitlines()]
-    assert [answer["name"] for answer in answers] == files, process.stderr[-2000:]
+    responses = [json.loads(line) for line in process.stdout.splitlines()]
+    assert [response["name"] for response in responses] == files, process.stderr[-2000:]
     assert process.returncode == 0
-    assert max(answer["seconds"] for answer in answers) < 10
-    verdicts = [answer["answers"][0] for answer in answers]
+    assert max(response["seconds"] for response in responses) < 10
+    verdicts = [response["answers"][0] for response in responses]
     assert verdicts.count("reject") > 100
     assert set(verdicts) - {"reject"}, "some damage is harmless"
     assert sorted(path.name for path in broken.iterdir()) == files  # no other file was written

@@ -17,13 +17,13 @@ def scene(tmp_path_factory):
 
 
 def test_a_landscape_is_a_good_rgb_scene_in_utm(scene):
-    answer = check(scene)
+    response = check(scene)
 
-    assert answer.verdict is Verdict.PASS
-    assert answer.raster_type == "rgb"
-    assert (answer.facts.width, answer.facts.height, answer.facts.count) == (1024, 1024, 3)
-    assert answer.facts.crs == "EPSG:32632"
-    assert answer.facts.nodata == 0
+    assert response.verdict is Verdict.PASS
+    assert response.raster_type == "rgb"
+    assert (response.facts.width, response.facts.height, response.facts.count) == (1024, 1024, 3)
+    assert response.facts.crs == "EPSG:32632"
+    assert response.facts.nodata == 0
 
 
 def test_the_pixels_depend_on_the_seed_alone(scene, tmp_path):

@@ -73,8 +73,8 @@ def test_a_nodata_value_that_the_type_cannot_hold_is_ignored(tmp_path: Path) -> 
 def test_a_dark_colour_is_data_in_a_picture_but_nodata_in_measurements() -> None:
     values = np.array([[[0, 0, 5]], [[0, 9, 5]]], "uint8")
 
-    together = Rules(Validity.NODATA, 0, together=True).valid_of(values)
-    apart = Rules(Validity.NODATA, 0, together=False).valid_of(values)
+    together = Rules(Validity.NODATA, 0, is_nodata_shared=True).valid_of(values)
+    apart = Rules(Validity.NODATA, 0, is_nodata_shared=False).valid_of(values)
 
     assert together is not None
     assert together.tolist() == [[[False, True, True]]]

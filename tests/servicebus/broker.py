@@ -266,13 +266,13 @@ class Service(Handler):
         request.decode(encoded)
         self.tokens.append(request.body)
         code, text = self._answer_of(str((request.properties or {}).get("name", "")))
-        answer = Message(
+        response = Message(
             correlation_id=request.id, properties={"status-code": int32(code), "status-description": text}, body=""
         )
         for sender in self._senders:
             if sender.connection == link.connection and _address_of(sender) == _CBS:
                 sender.delivery(f"cbs-{time.monotonic_ns()}")
-                sender.send(answer.encode())
+                sender.send(response.encode())
                 sender.advance()
 
     def _answer_of(self, audience: str) -> tuple[int, str]:

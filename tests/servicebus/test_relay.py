@@ -298,7 +298,7 @@ async def test_messages_of_a_relay_that_died_after_sending_are_sent_again(monkey
 async def test_an_outage_postpones_messages_with_growing_delays_and_is_reported():
     bench = Bench()
     bench.add(1)
-    bench.sender.errors["q"] = Unavailable("the broker is away")
+    bench.sender.errors["q"] = Unavailable("the broker is unavailable")
 
     delays = []
     for _ in range(4):
@@ -311,8 +311,8 @@ async def test_an_outage_postpones_messages_with_growing_delays_and_is_reported(
     await bench.relay.run_once()
 
     assert delays[0] <= 0.5 < delays[3] <= 4
-    assert row.error == "the broker is away"
-    assert shown == {"q": "the broker is away"}
+    assert row.error == "the broker is unavailable"
+    assert shown == {"q": "the broker is unavailable"}
     assert len(bench.sender.sent) == 1
     assert bench.relay.stats()["queue_errors"] == {}
 

@@ -70,11 +70,11 @@ class Tasks:
 
     def __init__(self, queued: Sequence[str]) -> None:
         self.queued = set(queued)
-        self.is_away = False
+        self.is_database_unavailable = False
 
     async def still_queued(self, task_ids: Sequence[str]) -> frozenset[str]:
-        if self.is_away:
-            raise Unavailable("the database is away")
+        if self.is_database_unavailable:
+            raise Unavailable("the database is unavailable")
         return frozenset(task_ids) & self.queued
 
 
@@ -203,11 +203,11 @@ async def test_outdated_messages_are_received_together_only_while_there_are_many
     """For several messages, the SDK waits up to a fifth of a second although the first one is there. The next message
     of a queued task must not be delayed by that."""
     calls: list[tuple[int, float]] = []
-    answers = iter([1, 1, 20, 8, 1])
+    responses = iter([1, 1, 20, 8, 1])
 
     async def receive(_self: QueueReceiver, count: int, wait_seconds: float) -> list[Any]:
         calls.append((count, wait_seconds))
-        if (number := next(answers, None)) is None:
+        if (number := next(responses, None)) is None:
             await asyncio.sleep(3600)
         return [SimpleNamespace(body=b'{"task_id": "%s"}' % task.encode()) for task in ids(number or 0)]
 
@@ -226,9 +226,9 @@ async def test_outdated_messages_are_received_together_only_while_there_are_many
     assert servicebus.DRAIN_SECONDS < 0.1
 
 
-@pytest.mark.parametrize("is_away", [False, True], ids=["no room", "no database"])
+@pytest.mark.parametrize("is_database_unavailable", [False, True], ids=["no room", "no database"])
 async def test_a_message_whose_task_could_not_be_claimed_is_delivered_again(
-    broker: BrokerThread, service_bus: ServiceBus, is_away: bool
+    broker: BrokerThread, service_bus: ServiceBus, is_database_unavailable: bool
 ) -> None:
     (wanted,) = ids(1)
     tasks = Tasks([wanted])
@@ -236,7 +236,7 @@ async def test_a_message_whose_task_could_not_be_claimed_is_delivered_again(
     await service_bus.send_tasks("q", [wanted])
 
     first = await worker.receive(30)
-    tasks.is_away = is_away
+    tasks.is_database_unavailable = is_database_unavailable
     await worker.settle(first)
     second = await worker.receive(30)
     await worker.close()

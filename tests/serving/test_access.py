@@ -393,12 +393,10 @@ def test_only_allowed_callers_can_read_a_revision(client, name):
     check_all(client, OF_REVISION, STATES[name], name, STATES[name].readers)
 
 
-@pytest.mark.parametrize("name", STATES)
+# In the other two states, the item belongs to another revision, which is listed.
+@pytest.mark.parametrize("name", [name for name in STATES if name not in ("newer-revision", "older-revision")])
 def test_only_allowed_callers_find_items_of_the_catalogue(client, name):
-    state = STATES[name]
-    if state.collection_for and state.version == 0 and "version" not in name:
-        return  # the item belongs to another revision, which is listed
-    check_all(client, OF_CATALOGUE, state, name, state.listed_for)
+    check_all(client, OF_CATALOGUE, STATES[name], name, STATES[name].listed_for)
 
 
 @pytest.mark.parametrize("name", STATES)
@@ -523,34 +521,34 @@ REVEALING = [
 def test_no_search_reveals_a_hidden_item(client, body):
     """The response is the same as for a dataset that does not exist."""
     twin = json.loads(json.dumps(body).replace("ouo", "qqq"))
-    answers = [
+    responses = [
         client.post("/stac/search", json=each, headers={**key("anonymous"), "X-Request-ID": "same"})
         for each in (body, twin)
     ]
 
-    assert answers[0].status_code == answers[1].status_code
-    assert answers[0].text.replace("ouo", "qqq") == answers[1].text
-    assert answers[0].json().get("features", []) == []
+    assert responses[0].status_code == responses[1].status_code
+    assert responses[0].text.replace("ouo", "qqq") == responses[1].text
+    assert responses[0].json().get("features", []) == []
 
 
 def test_a_page_token_of_a_hidden_item_is_refused_like_one_of_a_missing_item(client):
     def token(dataset: str) -> str:
         return f"next:{dataset.encode().hex()}:{f'{dataset}-v0'.encode().hex()}"
 
-    answers = [
+    responses = [
         client.get("/stac/search", params={"token": token(name)}, headers={**key("anonymous"), "X-Request-ID": "same"})
         for name in ("ouo", "qqq", "pending")
     ]
 
-    assert {answer.status_code for answer in answers} == {400}
-    assert len({answer.text for answer in answers}) == 1
+    assert {response.status_code for response in responses} == {400}
+    assert len({response.text for response in responses}) == 1
     assert client.get("/stac/search", params={"token": token("ouo")}, headers=key("viewer")).status_code == 200
     assert client.get("/stac/search", params={"token": token("public")}).status_code == 200
 
 
 @pytest.mark.parametrize("column", ["id = 'ouo'", "title LIKE '%ouo%'", "id = 'ouo' AND title + 1 > 0"])
 def test_no_search_for_collections_reveals_a_hidden_collection(client, column):
-    answers = [
+    responses = [
         client.get(
             "/stac/collections",
             params={"filter": column.replace("ouo", name), "filter-lang": "cql2-text"},
@@ -559,8 +557,8 @@ def test_no_search_for_collections_reveals_a_hidden_collection(client, column):
         for name in ("ouo", "qqq")
     ]
 
-    assert answers[0].status_code == answers[1].status_code
-    assert answers[0].text.replace("ouo", "qqq") == answers[1].text
+    assert responses[0].status_code == responses[1].status_code
+    assert responses[0].text.replace("ouo", "qqq") == responses[1].text
 
 
 def test_access_to_a_registered_search_is_checked_for_each_caller(client):
@@ -688,8 +686,8 @@ def test_files_outside_of_revisions_are_not_served(client, storage, path):
     storage.put(Location(Zone.SILVER, "silver", path if path.count("/") != 3 else f"{path}/x"), b"found")
 
     for caller in CALLERS:
-        answer = client.get(f"/files/silver/silver/{path}", headers=key(caller))
-        assert (answer.status_code, answer.json()["code"]) == (404, "file.not-found")
+        response = client.get(f"/files/silver/silver/{path}", headers=key(caller))
+        assert (response.status_code, response.json()["code"]) == (404, "file.not-found")
 
 
 @pytest.mark.parametrize(

@@ -41,10 +41,10 @@ def test_etags_are_compared_as_the_standard_requires(client, given):
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
 def test_tiles_from_a_tilejson_are_immutable(client, dataset):
-    answer = client.get(pinned(client, dataset))
+    response = client.get(pinned(client, dataset))
 
-    assert answer.status_code == 200
-    assert answer.headers["cache-control"] == PINNED
+    assert response.status_code == 200
+    assert response.headers["cache-control"] == PINNED
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
@@ -144,10 +144,10 @@ def test_a_preview_is_private_and_follows_changes_of_its_documents(client, asset
     "path", ["/", "/stac", "/stac/collections", "/stac/search", "/stac/collections/plain", "/livez"]
 )
 def test_responses_that_depend_on_the_caller_are_private(client, path):
-    answer = client.get(path)
+    response = client.get(path)
 
-    assert "public" not in answer.headers["cache-control"]
-    assert {"authorization", "x-api-key"} <= {name.strip().lower() for name in answer.headers["vary"].split(",")}
+    assert "public" not in response.headers["cache-control"]
+    assert {"authorization", "x-api-key"} <= {name.strip().lower() for name in response.headers["vary"].split(",")}
 
 
 def test_publicly_cached_responses_do_not_vary_with_the_caller(client):
@@ -177,9 +177,9 @@ def test_a_version_that_is_no_longer_exposed_is_private(client, assets, revised,
 
 
 def test_a_file_of_a_preview_is_private(client, revised):
-    answer = client.get("/files/silver/silver/cogs/revised/v0/r2/p.tif")
+    response = client.get("/files/silver/silver/cogs/revised/v0/r2/p.tif")
 
-    assert (answer.status_code, answer.headers["cache-control"]) == (200, SHORT)
+    assert (response.status_code, response.headers["cache-control"]) == (200, SHORT)
 
 
 INVALID = [
@@ -199,8 +199,8 @@ INVALID = [
 def test_an_invalid_request_is_refused_even_with_if_none_match(client, path, status):
     for condition in ("*", " * ", None):
         headers = {} if condition is None else {"If-None-Match": condition}
-        answer = client.get(f"/tiles/plain/{path}", headers=headers)
-        assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+        response = client.get(f"/tiles/plain/{path}", headers=headers)
+        assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
 
 
 @pytest.mark.parametrize(("path", "status"), [(path, status) for path, status in INVALID if status != 404])
@@ -212,7 +212,7 @@ def test_invalid_parameters_are_refused_even_with_the_current_etag(client, path,
 
 @pytest.mark.parametrize("path", ["tiles/WebMercatorQuad/9/270/172.png", "preview.png", "info", "statistics"])
 def test_if_none_match_with_a_star_is_not_modified_for_existing_content(client, path):
-    answer = client.get(f"/tiles/plain/{path}", headers={"If-None-Match": "*"})
+    response = client.get(f"/tiles/plain/{path}", headers={"If-None-Match": "*"})
 
-    assert (answer.status_code, answer.content) == (304, b"")
-    assert answer.headers["etag"] == client.get(f"/tiles/plain/{path}").headers["etag"]
+    assert (response.status_code, response.content) == (304, b"")
+    assert response.headers["etag"] == client.get(f"/tiles/plain/{path}").headers["etag"]

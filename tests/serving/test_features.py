@@ -39,11 +39,11 @@ def test_tiles_of_every_grid_show_the_data(client, grid, dataset, value):
     tilejson = client.get(f"/tiles/{dataset}/{grid}/tilejson.json").json()
     zoom = tilejson["maxzoom"]
     tile = tms.get(grid).tile(10.75, 50.75, zoom)
-    answer = client.get(tilejson["tiles"][0].format(z=zoom, x=tile.x, y=tile.y), headers={"accept": "image/png"})
+    response = client.get(tilejson["tiles"][0].format(z=zoom, x=tile.x, y=tile.y), headers={"accept": "image/png"})
     picture = decoded(client.get(f"/tiles/{dataset}/tiles/{grid}/{zoom}/{tile.x}/{tile.y}.png").content)
     row, column = pixel_of(tms.get(grid), tile, 10.75, 50.75)
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert f"/tiles/{grid}/" in tilejson["tiles"][0]
     assert tilejson["minzoom"] <= zoom
     assert picture[0][row, column] == value
@@ -62,15 +62,15 @@ def pixel_of(grid, tile, lon, lat):
 @pytest.mark.parametrize("tile", ["0/5/5", "99/0/0", "-1/0/0", "3/0/99"])
 @pytest.mark.parametrize("grid", ["WorldCRS84Quad", "UPSArcticWGS84Quad"])
 def test_a_tile_that_a_grid_does_not_have_is_not_found(client, grid, tile):
-    answer = client.get(f"/tiles/plain/tiles/{grid}/{tile}.png")
+    response = client.get(f"/tiles/plain/tiles/{grid}/{tile}.png")
 
-    assert (answer.status_code, answer.json()["code"]) == (404, "tiles.outside")
+    assert (response.status_code, response.json()["code"]) == (404, "tiles.outside")
 
 
 def test_an_unknown_grid_is_refused(client):
     for path in ("tiles/Nonsense/1/1/1.png", "Nonsense/tilejson.json"):
-        answer = client.get(f"/tiles/plain/{path}")
-        assert (answer.status_code, answer.json()["code"]) == (422, "request.invalid")
+        response = client.get(f"/tiles/plain/{path}")
+        assert (response.status_code, response.json()["code"]) == (422, "request.invalid")
 
 
 def test_the_setting_limits_the_grids(served, storage):
@@ -106,15 +106,15 @@ def test_every_link_of_the_tilesets_works(client):
 
 
 def test_the_wmts_describes_tiles_that_exist(client):
-    answer = client.get("/tiles/dem/WMTSCapabilities.xml?SERVICE=WMTS&REQUEST=GetCapabilities&version=0")
-    document = ElementTree.fromstring(answer.text)
+    response = client.get("/tiles/dem/WMTSCapabilities.xml?SERVICE=WMTS&REQUEST=GetCapabilities&version=0")
+    document = ElementTree.fromstring(response.text)
     templates = [node.get("template") for node in document.iter() if node.tag.endswith("ResourceURL")]
     (mercator,) = [template for template in templates if "WebMercatorQuad" in template]
     tile = tms.get("WebMercatorQuad").tile(10.5, 50.5, 9)
     for name, value in (("TileMatrix", 9), ("TileCol", tile.x), ("TileRow", tile.y)):
         mercator = mercator.replace(f"{{{name}}}", str(value))
 
-    assert answer.headers["content-type"].startswith("application/xml")
+    assert response.headers["content-type"].startswith("application/xml")
     assert client.get(mercator).headers["content-type"] == "image/png"
     assert "version=0" in mercator
 
@@ -138,19 +138,19 @@ def test_a_crop_of_a_box_is_served(client, dataset, expected):
         ("bbox/10.25,50.25,10.75,50.75.png", None),
         ("bbox/10.25,50.25,10.75,50.75/64x32.png", (32, 64)),
     ):
-        answer = client.get(f"/tiles/{dataset}/{path}")
-        picture = decoded(answer.content)
-        assert answer.status_code == 200
+        response = client.get(f"/tiles/{dataset}/{path}")
+        picture = decoded(response.content)
+        assert response.status_code == 200
         assert set(np.unique(picture[0])) == expected
         assert (picture[1] == 255).all()
         assert shape in (None, picture.shape[1:])
-        assert answer.headers["etag"]
+        assert response.headers["etag"]
 
 
 def test_a_crop_shows_the_requested_box(client):
-    answer = client.get("/tiles/dem/bbox/10.5,50.25,10.75,50.5/50x50.png?colormap_name=gray&rescale=0,2000")
-    west, south, east, north = map(float, answer.headers["content-bbox"].split(","))
-    picture = decoded(answer.content)
+    response = client.get("/tiles/dem/bbox/10.5,50.25,10.75,50.5/50x50.png?colormap_name=gray&rescale=0,2000")
+    west, south, east, north = map(float, response.headers["content-bbox"].split(","))
+    picture = decoded(response.content)
 
     assert (west, south, east, north) == (10.5, 50.25, 10.75, 50.5)
     assert abs(int(picture[0, 25, 0]) - 127) <= 3  # the heights rise from 0 in the west to 2000 in the east
@@ -161,10 +161,10 @@ def test_a_crop_shows_the_requested_box(client):
     "box", ["nan,0,1,1", "0,0,inf,1", "11,50,10,51", "10,51,11,50", "10,50,10,51", "-181,0,0,1", "0,0,1,91", "a,b,c,d"]
 )
 def test_an_invalid_box_is_refused(client, box):
-    answer = client.get(f"/tiles/plain/bbox/{box}.png")
+    response = client.get(f"/tiles/plain/bbox/{box}.png")
 
-    assert answer.status_code in (400, 422)
-    assert answer.headers["content-type"] == "application/problem+json"
+    assert response.status_code in (400, 422)
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("size", ["9000x10", "0x10", "10x4000"])
@@ -176,11 +176,11 @@ def test_the_size_of_a_crop_is_limited(client, size):
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
 def test_a_box_outside_the_data_is_transparent_or_not_found(client, dataset):
-    answer = client.get(f"/tiles/{dataset}/bbox/40,0,41,1.png")
+    response = client.get(f"/tiles/{dataset}/bbox/40,0,41,1.png")
 
-    assert answer.status_code in (200, 404)
-    if answer.status_code == 200:
-        assert (decoded(answer.content)[-1] == 0).all()
+    assert response.status_code in (200, 404)
+    if response.status_code == 200:
+        assert (decoded(response.content)[-1] == 0).all()
 
 
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
@@ -190,10 +190,10 @@ def test_a_crop_of_a_feature_ends_at_its_edge(client, dataset):
         "properties": {},
         "geometry": {"type": "Polygon", "coordinates": [[[10.1, 50.1], [10.9, 50.1], [10.1, 50.9], [10.1, 50.1]]]},
     }
-    answer = client.post(f"/tiles/{dataset}/feature/100x100.png", json=triangle)
-    shown = decoded(answer.content)[1] == 255
+    response = client.post(f"/tiles/{dataset}/feature/100x100.png", json=triangle)
+    shown = decoded(response.content)[1] == 255
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert [shown[90, 10], shown[10, 2], shown[10, 90]] == [True, True, False]
     assert 0.45 < shown.mean() < 0.55
 
@@ -213,9 +213,9 @@ def test_statistics_are_computed_within_the_polygon(client, dataset, mean):
 
 def test_statistics_are_computed_for_each_of_several_polygons(client):
     body = {"type": "FeatureCollection", "features": [feature(10.1, 50.6, 10.4, 50.9), feature(10.6, 50.1, 10.9, 50.4)]}
-    answer = client.post("/tiles/tiled/statistics?max_size=64", json=body).json()
+    response = client.post("/tiles/tiled/statistics?max_size=64", json=body).json()
 
-    means = [one["properties"]["statistics"]["b1"]["mean"] for one in answer["features"]]
+    means = [one["properties"]["statistics"]["b1"]["mean"] for one in response["features"]]
     assert means == [pytest.approx(10), pytest.approx(40)]
 
 
@@ -247,16 +247,18 @@ BODIES = {
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
 @pytest.mark.parametrize("path", ["statistics", "feature.png"])
 def test_a_body_that_is_not_a_polygon_or_too_large_is_refused(client, path, body):
-    answer = client.post(f"/tiles/plain/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    response = client.post(
+        f"/tiles/plain/{path}", content=json.dumps(body), headers={"Content-Type": "application/json"}
+    )
 
-    assert answer.status_code in (400, 422), answer.text[:300]
-    assert answer.headers["content-type"] == "application/problem+json"
+    assert response.status_code in (400, 422), response.text[:300]
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 def test_a_polygon_outside_the_data_has_no_statistics(client):
     for dataset in ("plain", "tiled"):
-        answer = client.post(f"/tiles/{dataset}/statistics", json=feature(40, 0, 41, 1))
-        assert answer.status_code in (200, 404), answer.text
+        response = client.post(f"/tiles/{dataset}/statistics", json=feature(40, 0, 41, 1))
+        assert response.status_code in (200, 404), response.text
 
 
 def test_an_expression_computes_with_bands(client):
@@ -416,8 +418,8 @@ def test_colour_maps_are_listed_and_described(client):
 def test_a_request_can_have_its_own_colour_map(client, colors):
     tile = tms.get("WebMercatorQuad").tile(10.5, 50.5, 11)
     for path in (f"tiles/WebMercatorQuad/11/{tile.x}/{tile.y}.png", "preview.png", "bbox/10,50,11,51.png"):
-        answer = client.get(f"/tiles/plain/{path}", params={"colormap": json.dumps(colors)})
-        picture = decoded(answer.content)
+        response = client.get(f"/tiles/plain/{path}", params={"colormap": json.dumps(colors)})
+        picture = decoded(response.content)
         assert picture[:3, picture.shape[1] // 2, picture.shape[2] // 2].tolist() == [255, 0, 0], path
 
 
@@ -437,9 +439,9 @@ def test_a_request_can_have_its_own_colour_map(client, colors):
     ],
 )
 def test_invalid_colours_are_refused(client, text):
-    answer = client.get("/tiles/plain/preview.png", params={"colormap": text})
+    response = client.get("/tiles/plain/preview.png", params={"colormap": text})
 
-    assert answer.status_code == 400, answer.text
+    assert response.status_code == 400, response.text
 
 
 def test_two_colour_maps_in_one_request_are_refused(client):

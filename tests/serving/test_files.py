@@ -22,21 +22,21 @@ def whole(client):
 
 
 def test_a_file_is_served_unchanged(client, whole, storage):
-    answer = client.get(COG)
+    response = client.get(COG)
     stored = storage.get(Location(Zone.SILVER, "silver", "cogs/plain/v0/r1/plain.tif"))
 
     assert hashlib.sha256(whole).digest() == hashlib.sha256(stored).digest()
-    assert answer.headers["content-type"] == "image/tiff; application=geotiff; profile=cloud-optimized"
-    assert answer.headers["accept-ranges"] == "bytes"
-    assert int(answer.headers["content-length"]) == len(stored)
+    assert response.headers["content-type"] == "image/tiff; application=geotiff; profile=cloud-optimized"
+    assert response.headers["accept-ranges"] == "bytes"
+    assert int(response.headers["content-length"]) == len(stored)
 
 
 def test_head_has_the_same_headers_without_the_file(client, whole):
-    answer = client.head(COG)
+    response = client.head(COG)
 
-    assert (answer.status_code, answer.content) == (200, b"")
-    assert int(answer.headers["content-length"]) == len(whole)
-    assert answer.headers["etag"] == client.get(COG).headers["etag"]
+    assert (response.status_code, response.content) == (200, b"")
+    assert int(response.headers["content-length"]) == len(whole)
+    assert response.headers["etag"] == client.get(COG).headers["etag"]
 
 
 @pytest.mark.parametrize(
@@ -51,28 +51,28 @@ def test_head_has_the_same_headers_without_the_file(client, whole):
     ],
 )
 def test_a_range_of_a_file_is_served(client, whole, byte_range, part):
-    answer = client.get(COG, headers={"Range": byte_range})
+    response = client.get(COG, headers={"Range": byte_range})
 
-    assert answer.content == whole[part]
-    if len(answer.content) < len(whole):
+    assert response.content == whole[part]
+    if len(response.content) < len(whole):
         first = len(whole[: part.start]) if (part.start or 0) >= 0 else len(whole) + part.start
-        assert answer.status_code == 206
-        assert answer.headers["content-range"] == f"bytes {first}-{first + len(answer.content) - 1}/{len(whole)}"
+        assert response.status_code == 206
+        assert response.headers["content-range"] == f"bytes {first}-{first + len(response.content) - 1}/{len(whole)}"
 
 
 @pytest.mark.parametrize("byte_range", ["bytes=5-2", "bytes=-", "lines=1-2", "bytes=0-1,4-5", "bytes=x-y", "bytes=1"])
 def test_an_unsupported_range_gives_the_whole_file(client, whole, byte_range):
-    answer = client.get(COG, headers={"Range": byte_range})
+    response = client.get(COG, headers={"Range": byte_range})
 
-    assert (answer.status_code, answer.content) == (200, whole)
+    assert (response.status_code, response.content) == (200, whole)
 
 
 @pytest.mark.parametrize("byte_range", ["bytes=99999999-", "bytes=99999999-999999999", "bytes=-0"])
 def test_a_range_beyond_the_file_is_refused(client, whole, byte_range):
-    answer = client.get(COG, headers={"Range": byte_range})
+    response = client.get(COG, headers={"Range": byte_range})
 
-    assert answer.status_code == 416
-    assert answer.headers["content-range"] == f"bytes */{len(whole)}"
+    assert response.status_code == 416
+    assert response.headers["content-range"] == f"bytes */{len(whole)}"
 
 
 def test_a_range_of_a_replaced_file_gives_the_whole_file(client, whole):
@@ -88,9 +88,9 @@ def test_a_range_of_a_replaced_file_gives_the_whole_file(client, whole):
 def test_a_file_that_the_client_has_is_not_modified(client):
     etag = client.get(COG).headers["etag"]
 
-    answer = client.get(COG, headers={"If-None-Match": etag})
+    response = client.get(COG, headers={"If-None-Match": etag})
 
-    assert (answer.status_code, answer.content) == (304, b"")
+    assert (response.status_code, response.content) == (304, b"")
 
 
 def test_only_the_requested_part_of_a_file_is_read(client, whole, monkeypatch):
@@ -122,9 +122,9 @@ def test_a_read_error_is_reported_as_a_problem_before_the_response_starts(client
         raise Unavailable("the storage does not respond", code="storage.unavailable")
 
     monkeypatch.setattr(Storage, "get_range", fail)
-    answer = client.get(COG, headers={"Range": "bytes=0-99"})
+    response = client.get(COG, headers={"Range": "bytes=0-99"})
 
-    assert (answer.status_code, answer.json()["code"]) == (503, "storage.unavailable")
+    assert (response.status_code, response.json()["code"]) == (503, "storage.unavailable")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +156,10 @@ def test_a_read_error_is_reported_as_a_problem_before_the_response_starts(client
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_no_other_files_are_served(client, path, method):
-    answer = client.request(method, path)
+    response = client.request(method, path)
 
-    assert answer.status_code == 404, answer.text
-    assert b"raw data" not in answer.content
+    assert response.status_code == 404, response.text
+    assert b"raw data" not in response.content
 
 
 def test_a_link_to_a_file_outside_the_storage_is_not_followed(client, storage, tmp_path):
@@ -170,10 +170,10 @@ def test_a_link_to_a_file_outside_the_storage_is_not_followed(client, storage, t
     )
     Path(place).symlink_to(outside)
 
-    answer = client.get(COG.replace("plain.tif", "l.tif"))
+    response = client.get(COG.replace("plain.tif", "l.tif"))
 
-    assert answer.status_code in (403, 404)
-    assert b"private" not in answer.content
+    assert response.status_code in (403, 404)
+    assert b"private" not in response.content
 
 
 @pytest.mark.requirement("C2", "X1")
@@ -201,26 +201,26 @@ def test_scripts_of_an_uploaded_page_do_not_run(client, storage, assets):
     storage.put(page, b"<script>alert(1)</script>")
     assets.publish(collection("noted", box), [item(edition, page, box)])
 
-    answer = client.get("/files/silver/silver/cogs/noted/v0/r1/note.html")
+    response = client.get("/files/silver/silver/cogs/noted/v0/r1/note.html")
     assets.remove("noted")
 
-    assert answer.headers["content-type"] == "application/octet-stream"
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-type"] == "application/octet-stream"
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
 MOSAIC = "/files/silver/silver/mosaics/tiled/v0/r1/mosaic.json"
 
 
 def test_a_mosaic_is_served_with_the_urls_of_its_cogs(client):
-    answer = client.get(MOSAIC)
-    document = answer.json()
+    response = client.get(MOSAIC)
+    document = response.json()
     names = {name for names in document["tiles"].values() for name in names}
 
     assert document["asset_prefix"] == "http://localhost:8003/files/silver/silver/cogs/tiled/v0/r1/"
     assert len(names) == 4
     for name in names:
         assert client.head(document["asset_prefix"] + name).status_code == 200
-    assert int(answer.headers["content-length"]) == len(answer.content)
+    assert int(response.headers["content-length"]) == len(response.content)
 
 
 def test_ranges_of_a_mosaic_together_are_the_whole_mosaic(client):

@@ -8,9 +8,11 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 
 from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.sessions import new_session
 from dagmaster.assets.states import Clearance
 from dagmaster.database import pipeline, prepared_reads
 from dagmaster.database.assets.keys import KeyChange, KeyStore
+from dagmaster.database.assets.sessions import SignIn
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.schema.platform_role import grant_to_maps
 from dagmaster.operations.assets import approve, unpublish
@@ -18,6 +20,7 @@ from dagmaster.serving.app import create_app
 from dagmaster.settings import load
 from dagmaster.storage.location import Edition
 from dagmaster.storage.zones import Storage, open_storage
+from dagmaster.web.cookies import SESSION
 from tests.gateway.kit import key_of
 from tests.serving.assets import Assets
 from tests.serving.conftest import BOX
@@ -128,3 +131,25 @@ async def test_decisions_take_effect_with_the_next_request_of_a_key(dataset, sto
     ):
         with psycopg.connect(limited) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute(statement)
+
+
+async def test_a_browser_that_signed_in_is_served_with_the_cookie_of_its_session(dataset, storage):
+    """The role of map servers may read sessions."""
+    app = create_app(load(auth_enabled=True), as_map_server(dataset), storage=storage)
+    transport, session = ASGITransport(app=app, client=("127.0.0.1", 5)), new_session()
+    cookie = {"Cookie": f"{SESSION}={session.text}"}
+    async with (
+        app.router.lifespan_context(app),
+        AsyncClient(transport=transport, base_url="http://localhost") as client,
+        AssetStore(dataset) as store,
+        KeyStore(dataset) as keys,
+    ):
+        await approve.approve(store, "dem", 0, caller=REVIEWER, clearance=Clearance.OUO)
+        anonymous = await client.get(URLS[0])
+        await keys.sessions.start(session, SignIn("ana", ("viewer",)), lasts_seconds=60, request_id=None)
+        signed_in = await client.get(URLS[0], headers=cookie)
+        await keys.sessions.end(session.session_id, request_id=None)
+        signed_out = await client.get(URLS[0], headers=cookie)
+
+    assert (anonymous.status_code, signed_in.status_code) == (404, 200)
+    assert signed_out.status_code in (401, 404)

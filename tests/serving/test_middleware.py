@@ -41,11 +41,11 @@ def without_database(storage):
 
 
 def test_an_unknown_host_is_refused(client, public):
-    answer = client.get("/livez", headers={"Host": "evil.example"})
+    response = client.get("/livez", headers={"Host": "evil.example"})
 
-    problem = check(answer, 403, "request.foreign-host")
+    problem = check(response, 403, "request.foreign-host")
     assert "PUBLIC_URL" in problem["hint"]
-    assert "evil" not in answer.text
+    assert "evil" not in response.text
     assert public.get("/livez").status_code == 200
 
 
@@ -82,10 +82,10 @@ def test_other_sites_can_read_responses_only_if_the_server_is_open_to_all(client
 def test_the_error_without_a_catalogue_says_what_to_do(without_catalog):
     assert without_catalog.get("/livez").status_code == 200
     for path in ("/stac/collections", "/stac/search", "/stac/collections/x", "/tiles/x/info"):
-        answer = without_catalog.get(path)
-        assert (answer.status_code, answer.json()["code"]) == (503, "database.not-deployed"), path
-        assert "deploy" in answer.json()["hint"]
-        assert answer.headers["retry-after"]
+        response = without_catalog.get(path)
+        assert (response.status_code, response.json()["code"]) == (503, "database.not-deployed"), path
+        assert "deploy" in response.json()["hint"]
+        assert response.headers["retry-after"]
     ready = without_catalog.get("/readyz")
     assert ready.status_code == 503
     assert ready.json()["checks"][0]["hint"]
@@ -93,23 +93,23 @@ def test_the_error_without_a_catalogue_says_what_to_do(without_catalog):
 
 def test_an_unreachable_database_is_reported_as_unavailable(without_database):
     for path in ("/stac/collections", "/stac/search"):
-        answer = without_database.get(path)
-        assert (answer.status_code, answer.json()["code"]) == (503, "database.unavailable"), path
-        assert "nobody" not in answer.text
+        response = without_database.get(path)
+        assert (response.status_code, response.json()["code"]) == (503, "database.unavailable"), path
+        assert "nobody" not in response.text
     assert without_database.get("/livez").status_code == 200
 
 
 def test_the_server_is_ready_with_a_catalogue(client):
-    answer = client.get("/readyz")
+    response = client.get("/readyz")
 
-    assert answer.status_code == 200
-    assert answer.json()["checks"][0]["detail"].startswith("pgSTAC ")
+    assert response.status_code == 200
+    assert response.json()["checks"][0]["detail"].startswith("pgSTAC ")
 
 
 def test_a_request_that_is_too_large_is_refused(client):
-    answer = client.post("/stac/search", content=b"[" * 2_000_000, headers={"Content-Type": "application/json"})
+    response = client.post("/stac/search", content=b"[" * 2_000_000, headers={"Content-Type": "application/json"})
 
-    check(answer, 413, "request.too-large")
+    check(response, 413, "request.too-large")
 
 
 def test_an_unknown_route_is_reported_as_a_problem(client):
@@ -126,15 +126,15 @@ def test_scripts_and_styles_of_pages_are_served(client, name):
     "path", ["/?f=html", "/tiles/plain/map", "/tiles/plain/WebMercatorQuad/map.html", "/stac/api.html"]
 )
 def test_pages_load_nothing_from_other_servers(client, path):
-    answer = client.get(path)
+    response = client.get(path)
 
-    assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert "//" not in answer.text.replace("http://localhost", "")
-    services = [part.split('"')[0] for part in answer.text.split('src="')[1:]]
-    services += [part.split('"')[0] for part in answer.text.split('rel="stylesheet" href="')[1:]]
+    assert response.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "//" not in response.text.replace("http://localhost", "")
+    services = [part.split('"')[0] for part in response.text.split('src="')[1:]]
+    services += [part.split('"')[0] for part in response.text.split('rel="stylesheet" href="')[1:]]
     for part in services:
-        assert client.get(str(answer.url.join(part))).status_code == 200, part
+        assert client.get(str(response.url.join(part))).status_code == 200, part
 
 
 def test_the_map_of_an_unknown_dataset_is_not_found(client):

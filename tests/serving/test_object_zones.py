@@ -57,12 +57,12 @@ def test_the_error_for_a_deleted_file_does_not_name_its_location_in_the_store(fr
     for info in list(storage.list(Folder(Zone.SILVER, "silver", "cogs/scene"))):
         storage.delete(info.location)
 
-    answers = [
+    responses = [
         from_objects.get("/tiles/scene/preview.png?version=0"),
         from_objects.get("/files/silver/silver/cogs/scene/v0/r1/scene.tif"),
     ]
 
-    for answer in answers:
+    for answer in responses:
         assert answer.status_code >= 400
         _require_no_trace(answer, server)
 

@@ -174,7 +174,7 @@ def test_decisions_take_effect_with_the_next_request_on_every_server(servers, se
         """The items that both servers find."""
         headers = {"X-API-Key": key.key} if key else {}
         both = [client.get("/stac/search", params={"collections": dataset}, headers=headers) for client in servers]
-        first, second = ({feature["id"] for feature in answer.json()["features"]} for answer in both)
+        first, second = ({feature["id"] for feature in response.json()["features"]} for response in both)
         assert first == second
         return first
 

@@ -82,8 +82,8 @@ def link(dsn, dataset="linked", ordinal=0, *, caller=REVIEWER, seconds=HOUR, rev
 
 def value(client, token, **parameters):
     """The value at a point, or the code of the error."""
-    answer = client.get("/tiles/linked/point/10.5,50.5", params={"version": 0, "token": token, **parameters}).json()
-    return answer["values"][0] if "values" in answer else answer["code"]
+    response = client.get("/tiles/linked/point/10.5,50.5", params={"version": 0, "token": token, **parameters}).json()
+    return response["values"][0] if "values" in response else response["code"]
 
 
 def test_a_link_gives_access_to_its_version_only(client, served, linked):

@@ -12,15 +12,15 @@ pytestmark = pytest.mark.requirement("C1")
 
 
 def test_every_link_of_the_landing_page_works(client):
-    front = client.get("/stac/").json()
+    page = client.get("/stac/").json()
 
-    assert front["id"] == "dagmaster"
-    rels = {link["rel"] for link in front["links"]}
+    assert page["id"] == "dagmaster"
+    rels = {link["rel"] for link in page["links"]}
     assert {"self", "root", "data", "search", "conformance", "service-desc", "service-doc"} <= rels
-    for link in front["links"]:
+    for link in page["links"]:
         assert link["href"].startswith("http://localhost:8003/stac"), link
-        answer = client.request(link.get("method", "GET"), link["href"], **({"json": {}} if "method" in link else {}))
-        assert answer.status_code == 200, link
+        response = client.request(link.get("method", "GET"), link["href"], **({"json": {}} if "method" in link else {}))
+        assert response.status_code == 200, link
 
 
 def test_collections_and_items_link_to_each_other(client):
@@ -50,15 +50,15 @@ def test_search_selects_by_place_and_filter(client):
 
 @pytest.mark.parametrize("body", ["[]", "null", "7", '"all"'])
 def test_a_search_that_is_not_an_object_is_refused(client, body):
-    answer = client.post("/stac/search", content=body, headers={"Content-Type": "application/json"})
+    response = client.post("/stac/search", content=body, headers={"Content-Type": "application/json"})
 
-    assert answer.status_code in (400, 422)
-    assert answer.headers["content-type"] == "application/problem+json"
+    assert response.status_code in (400, 422)
+    assert response.headers["content-type"] == "application/problem+json"
 
 
 @pytest.mark.parametrize("box", ["nan,50,11,51", "10,50,inf,51", "10,-Infinity,11,51", "10,50,0,11,1e999,1"])
 def test_a_box_with_nan_or_infinity_is_refused(client, box):
-    answers = [
+    responses = [
         client.get(f"/stac/search?bbox={box}"),
         client.get(f"/stac/collections/plain/items?bbox={box}"),
         client.get(f"/stac/collections?bbox={box}"),
@@ -69,8 +69,8 @@ def test_a_box_with_nan_or_infinity_is_refused(client, box):
         ),
     ]
 
-    for answer in answers:
-        assert answer.status_code == 400, answer.text
+    for response in responses:
+        assert response.status_code == 400, response.text
 
 
 def test_the_number_of_items_per_page_is_limited(client, monkeypatch):
@@ -113,10 +113,10 @@ def item_answers(client):
 
 
 def test_stored_urls_of_items_are_changed_to_the_requested_host(client):
-    answers = item_answers(client)
+    responses = item_answers(client)
 
-    assert len(answers) == 5
-    for document in answers:
+    assert len(responses) == 5
+    for document in responses:
         links = {link["rel"]: link["href"] for link in document["links"]}
         assert document["assets"]["data"]["href"].startswith("http://localhost:8003/files/silver/")
         assert client.head(document["assets"]["data"]["href"]).status_code == 200
@@ -219,14 +219,14 @@ def test_an_invalid_request_is_not_a_server_error(client, path):
 @pytest.mark.parametrize("path", ["/stac/search?collections=dem", "/stac/collections/dem/items?limit=10"])
 def test_items_are_geojson_with_any_selection_of_fields(client, path):
     for fields in ("", "&fields=id", "&fields=-geometry", "&fields=%2Bproperties.title,-links"):
-        answer = client.get(path + fields)
-        assert answer.headers["content-type"] == "application/geo+json", fields
-        assert [item["id"] for item in answer.json()["features"]] == ["dem-v1", "dem-v0"]
+        response = client.get(path + fields)
+        assert response.headers["content-type"] == "application/geo+json", fields
+        assert [item["id"] for item in response.json()["features"]] == ["dem-v1", "dem-v0"]
     body = {"collections": ["dem"], "fields": {"include": ["id"]}}
     for search in (body, {"collections": ["dem"]}):
-        answer = client.post("/stac/search", json=search)
-        assert answer.headers["content-type"] == "application/geo+json"
-        (link,) = [link for link in answer.json()["links"] if link["rel"] == "self"]
+        response = client.post("/stac/search", json=search)
+        assert response.headers["content-type"] == "application/geo+json"
+        (link,) = [link for link in response.json()["links"] if link["rel"] == "self"]
         assert link["type"] == "application/geo+json", search
     assert client.get("/stac/collections?fields=id").headers["content-type"] == "application/json"
 
@@ -287,22 +287,22 @@ def test_collections_can_be_found_by_a_query(client):
         ({"title": {"eq": "The plain"}}, {"plain"}),
         ({"id": {"in": ["dem", "scene"]}}, {"dem", "scene"}),
     ):
-        answer = client.get("/stac/collections", params={"query": json.dumps(query)})
-        assert {one["id"] for one in answer.json()["collections"]} == expected, query
+        response = client.get("/stac/collections", params={"query": json.dumps(query)})
+        assert {one["id"] for one in response.json()["collections"]} == expected, query
 
 
 @pytest.mark.parametrize(
     "query", [{"title": {"like": "d%"}}, {"title": "dem"}, {"title": {"in": "dem"}}, {"title": {"contains": 1}}, [1], 7]
 )
 def test_an_invalid_query_is_refused(client, query):
-    answers = [
+    responses = [
         client.post("/stac/search", json={"query": query}),
         client.get("/stac/search", params={"query": json.dumps(query)}),
         client.get("/stac/collections", params={"query": json.dumps(query)}),
     ]
 
-    assert [answer.status_code for answer in answers] == [400, 400, 400]
-    assert {answer.headers["content-type"] for answer in answers} == {"application/problem+json"}
+    assert [response.status_code for response in responses] == [400, 400, 400]
+    assert {response.headers["content-type"] for response in responses} == {"application/problem+json"}
 
 
 def test_pystac_client_recognises_the_conformance_classes(client):

@@ -50,10 +50,10 @@ def test_pixels_outside_the_data_are_transparent(client):
 
 @pytest.mark.parametrize(("ending", "kind"), [(".png", "png"), (".jpg", "jpg"), (".webp", "webp"), ("", "jpeg")])
 def test_each_image_format_is_served(client, ending, kind):
-    answer = client.get(f"/tiles/plain/{INSIDE}{ending}")
+    response = client.get(f"/tiles/plain/{INSIDE}{ending}")
 
-    assert answer.headers["content-type"] == f"image/{kind}"
-    assert abs(int(decoded(answer.content)[0].mean()) - 100) <= 1
+    assert response.headers["content-type"] == f"image/{kind}"
+    assert abs(int(decoded(response.content)[0].mean()) - 100) <= 1
 
 
 @pytest.mark.requirement("M1")
@@ -84,9 +84,9 @@ def test_the_block_cache_of_gdal_has_128_mb(client):
     ],
 )
 def test_a_request_that_the_data_does_not_support_is_a_client_error(client, path, code):
-    answer = client.get(f"/tiles/{path}")
+    response = client.get(f"/tiles/{path}")
 
-    assert (answer.status_code, answer.json()["code"]) == (400, code)
+    assert (response.status_code, response.json()["code"]) == (400, code)
 
 
 def test_a_tile_has_the_requested_size(client):
@@ -255,18 +255,18 @@ def test_a_tile_outside_the_data_is_not_found(client, dataset):
 @pytest.mark.parametrize("dataset", ["plain", "tiled"])
 @pytest.mark.parametrize("zoom", [11, 18])
 def test_a_map_can_be_zoomed_beyond_the_resolution_of_the_data(client, dataset, zoom):
-    answer = client.get(f"/tiles/{dataset}/{tile_at(10.75, 50.75, zoom)}.png")
-    picture = decoded(answer.content)
+    response = client.get(f"/tiles/{dataset}/{tile_at(10.75, 50.75, zoom)}.png")
+    picture = decoded(response.content)
 
-    assert answer.status_code == 200
+    assert response.status_code == 200
     assert np.unique(picture[0]) == [100 if dataset == "plain" else 20]
     assert (picture[-1] == 255).all()
 
 
 def test_a_mosaic_refuses_zoom_levels_below_its_minzoom(client):
-    answer = client.get(f"/tiles/tiled/{tile_at(10.5, 50.5, 5)}.png")
+    response = client.get(f"/tiles/tiled/{tile_at(10.5, 50.5, 5)}.png")
 
-    assert (answer.status_code, answer.json()["code"]) == (404, "tiles.outside-zooms")
+    assert (response.status_code, response.json()["code"]) == (404, "tiles.outside-zooms")
 
 
 @pytest.mark.parametrize("tile", ["30/1/1", "3/8/0", "3/0/8", "3/-1/0"])
@@ -295,12 +295,12 @@ def test_a_tile_outside_the_grid_is_refused(client, tile):
     ],
 )
 def test_errors_are_problems_with_a_code(client, path, status, code):
-    answer = client.get(path)
+    response = client.get(path)
 
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["code"] == code
-    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    assert response.json()["code"] == code
+    assert response.json()["request_id"] == response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(
@@ -326,10 +326,10 @@ def test_errors_are_problems_with_a_code(client, path, status, code):
 )
 @pytest.mark.parametrize("route", [f"{INSIDE}.png", "preview.png", "statistics"])
 def test_parameters_with_code_or_without_a_limit_are_refused(client, route, parameter):
-    answer = client.get(f"/tiles/plain/{route}?{parameter}")
+    response = client.get(f"/tiles/plain/{route}?{parameter}")
 
-    assert answer.status_code == 400
-    assert answer.json()["code"] in {
+    assert response.status_code == 400
+    assert response.json()["code"] in {
         "tiles.no-parameter",
         "tiles.bad-parameter",
         "tiles.bad-expression",
@@ -456,8 +456,8 @@ def test_invalid_renders_of_the_catalogue_are_reported_and_values_are_served(cli
     entry = {"renders": renders}
     monkeypatch.setattr(sources, "rendering_of", lambda _properties, asset, *_: rendering_of(entry, asset))
     for path in (f"{INSIDE}.png", "preview.png", "WebMercatorQuad/tilejson.json"):
-        answer = client.get(f"/tiles/plain/{path}")
-        assert (answer.status_code, answer.json()["code"]) == (422, "tiles.bad-renders"), path
+        response = client.get(f"/tiles/plain/{path}")
+        assert (response.status_code, response.json()["code"]) == (422, "tiles.bad-renders"), path
     assert client.get("/tiles/plain/point/10.5,50.5").json()["values"] == [100]
     assert client.get("/tiles/plain/statistics").status_code == 200
 
@@ -483,5 +483,5 @@ def test_invalid_renders_of_the_catalogue_are_reported_and_values_are_served(cli
 def test_no_display_parameter_causes_a_server_error(client, dataset, parameters):
     for path in (f"{tile_at(11.5 if dataset == 'grown' else 10.5, 50.5, 9)}{{}}", "preview{}"):
         for ending in (".png", ".jpg", ".webp", ""):
-            answer = client.get(f"/tiles/{dataset}/{path.format(ending)}?{parameters}")
-            assert answer.status_code in (200, 400), (path, ending, answer.text[:300])
+            response = client.get(f"/tiles/{dataset}/{path.format(ending)}?{parameters}")
+            assert response.status_code in (200, 400), (path, ending, response.text[:300])

@@ -2,7 +2,7 @@
 
 Every call takes time in both directions. Its fault is drawn from the seed: the call may fail before it takes effect, or
 after; its caller may die or pause at either point; it may take effect later, while its caller gets an error. Messages
-(notifications, tickets) may be dropped, duplicated or delayed, and so arrive out of order.
+(notifications, announcements) may be dropped, duplicated or delayed, and so arrive out of order.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from dagmaster.orchestrator.advance import StaleViewError
 from dagmaster.testing.memory_ledger import MemoryDatabase, MemoryLedger, MemoryStep
 from dagmaster.testing.memory_notifier import MemoryExchange, MemoryNotifier
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
-from dagmaster.transports.transport import Ticket
+from dagmaster.transports.transport import Announcement
 from tests.simulation.virtual_loop import Lane
 
 READS = frozenset(
@@ -112,7 +112,7 @@ class Profile:
         calls = ", ".join(f"{chance:g} {fault.name.lower()}" for fault, chance in self.calls.items())
         disruptions = ", ".join(f"{weight} {disruption}" for disruption, weight in self.disruptions.items() if weight)
         return (
-            f"calls: {calls or 'without faults'}; notifications and tickets: {self.drop:g} dropped, "
+            f"calls: {calls or 'without faults'}; notifications and announcements: {self.drop:g} dropped, "
             f"{self.double:g} doubled, {self.delay:g} late; disruptions every {self.gap_seconds:g} s: {disruptions}"
         )
 
@@ -182,19 +182,19 @@ class FaultyLedger:
         if fault is None:
             if name not in _HEARTBEATS or world.random.random() < 0.3:
                 await self._travel()
-            answer = await self._execute(name, arguments, options)
+            response = await self._execute(name, arguments, options)
             if name in _FREQUENT and world.random.random() < 0.5:
                 await self._travel()
-            return answer
+            return response
         world.record(self._lane, f"{name} {fault}")
         await self._before(fault)
         if fault is CallFault.IN_DOUBT and name not in READS:
             await self._leave_in_doubt(name, arguments, options)
         if fault is CallFault.ROLLED_BACK:
             raise lost_connection()
-        answer = await self._execute(name, arguments, options)
+        response = await self._execute(name, arguments, options)
         await self._after(fault)
-        return answer
+        return response
 
     @asynccontextmanager
     async def _open_step(self, name: str, /, *arguments: Any) -> AsyncIterator["FaultyStep"]:
@@ -236,7 +236,7 @@ class FaultyLedger:
             await self._travel()
 
     def _require_connection(self) -> None:
-        if self._world.is_over or self._world.is_away:
+        if self._world.is_over or self._world.is_database_unavailable:
             raise lost_connection()
 
     async def _travel(self) -> None:
@@ -304,17 +304,17 @@ class FaultyLedger:
         self._require_connection()
         before = None if name in _UNCHECKED else world.checker.before(name)
         try:
-            answer = await getattr(world.ledger, name)(*arguments, **options)
+            response = await getattr(world.ledger, name)(*arguments, **options)
         except (DagmasterError, StaleViewError) as error:
             world.record(self._lane, f"{name}: {type(error).__name__} {error}")
             raise
         except Exception as error:  # a guard has refused it, or there is a bug
             world.report_violation(f"{name} failed: {error!r}", error)
             raise
-        world.record(self._lane, name, answer)
+        world.record(self._lane, name, response)
         if before is not None:
-            world.checker.after("exchange" if name == "report" else name, arguments, before, answer)
-        return answer
+            world.checker.after("exchange" if name == "report" else name, arguments, before, response)
+        return response
 
 
 @dataclass
@@ -359,7 +359,7 @@ def lost_connection() -> Unavailable:
 
 
 class MessageDelivery:
-    """Carries notifications and tickets, with the faults of the profile."""
+    """Carries notifications and announcements, with the faults of the profile."""
 
     def __init__(self, world: Any) -> None:
         self._world = world
@@ -401,11 +401,11 @@ class FaultyTransport(MemoryTransport):
         super().__init__(broker, queues)
         self._world = world
 
-    async def publish(self, tickets: Sequence[Ticket]) -> None:
+    async def publish(self, announcements: Sequence[Announcement]) -> None:
         if self._world.has_faults and self._world.random.random() < self._world.profile.calls.get(CallFault.FAILS, 0.0):
             raise Unavailable("the broker is unavailable")
-        for ticket in tickets:
-            self._world.delivery.deliver(self._broker.put, [ticket])
+        for announcement in announcements:
+            self._world.delivery.deliver(self._broker.put, [announcement])
 
 
 class FaultySender:
@@ -418,13 +418,13 @@ class FaultySender:
     async def send_tasks(self, queue: str, task_ids: Sequence[str]) -> None:
         world = self._world
         await asyncio.sleep(world.random.random() * world.profile.latency_seconds)
-        if world.is_broker_away:
+        if world.is_broker_unavailable:
             raise Unavailable("the broker is unavailable")
         fails = world.has_faults and world.random.random() < world.profile.calls.get(CallFault.FAILS, 0.0)
         # A batch that fails may have arrived in part.
         arriving = task_ids[: world.random.randrange(len(task_ids) + 1)] if fails else task_ids
         for task_id in arriving:
-            world.delivery.deliver(self._broker.put, [Ticket(queue, task_id)])
+            world.delivery.deliver(self._broker.put, [Announcement(queue, task_id)])
         if fails:
             raise Unavailable("the broker is unavailable")
         world.sent.update(task_ids)

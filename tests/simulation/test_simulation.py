@@ -102,11 +102,11 @@ def test_different_seeds_have_different_runs() -> None:
 
 def test_jobs_complete_although_the_broker_is_unavailable_for_a_minute() -> None:
     """With these seeds the broker is unavailable from the beginning. Ids are sent later, or were not needed."""
-    away = [seed for seed in range(0, 240, 3) if World(seed, Mode.LIVENESS).is_broker_away]
+    seeds_with_outage = [seed for seed in range(0, 240, 3) if World(seed, Mode.LIVENESS).is_broker_unavailable]
 
-    total, world = _simulate_all(away)
+    total, world = _simulate_all(seeds_with_outage)
 
-    assert len(away) > 10
+    assert len(seeds_with_outage) > 10
     assert world.has_broker
     assert total.attempts > 50
 
@@ -125,7 +125,7 @@ async def _claim_and_delete_messages(ledger: MemoryLedger, limit: int, **_: Any)
     return claimed
 
 
-def _every_lease_has_lapsed(_ledger: MemoryLedger, task: Task, _now: Any) -> bool:
+def _every_lease_has_expired(_ledger: MemoryLedger, task: Task, _now: Any) -> bool:
     return task.status is TaskStatus.RUNNING
 
 
@@ -141,7 +141,7 @@ def _unlimited_capacity(_ledger: MemoryLedger, _queue: str) -> None:
     ("name", "broken"),
     [
         ("_holds", _any_owner_holds),
-        ("_is_lease_expired", _every_lease_has_lapsed),
+        ("_is_lease_expired", _every_lease_has_expired),
         ("_release", _release_nothing),
         ("_free_capacity", _unlimited_capacity),
         ("claim_messages", _claim_and_delete_messages),

@@ -148,7 +148,7 @@ class World:
         self.delivery = MessageDelivery(self)
         # In every third run, a relay sends the ids of tasks to a broker, which is sometimes unavailable for a minute.
         self.has_broker = single_fault is None and seed % 3 == 0
-        self._broker_leaves_at = Random(f"{seed}/broker").choice((1e9, 0.0, 5.0, 15.0))
+        self._broker_outage_starts_at = Random(f"{seed}/broker").choice((1e9, 0.0, 5.0, 15.0))
         self.sent: set[str] = set()  # ids of tasks that the broker has acknowledged
         self.database = MemoryDatabase(self.clock, writes_outbox=self.has_broker)
         self.exchange, self.broker = MemoryExchange(), Broker()
@@ -161,7 +161,7 @@ class World:
         self.acknowledged: dict[str, UUID | None] = {}  # submissions, by key or message id
         self.actors: list[Actor] = []
         self.unsettled: Any = None
-        self.is_away = False
+        self.is_database_unavailable = False
         self.has_faults = True
         self.is_over = False
         self.violations: list[str] = []
@@ -186,8 +186,8 @@ class World:
         return START + timedelta(seconds=self.loop.now)
 
     @property
-    def is_broker_away(self) -> bool:
-        return self._broker_leaves_at <= self.loop.now < self._broker_leaves_at + BROKER_OUTAGE_SECONDS
+    def is_broker_unavailable(self) -> bool:
+        return self._broker_outage_starts_at <= self.loop.now < self._broker_outage_starts_at + BROKER_OUTAGE_SECONDS
 
     def case_of(self, job_id: UUID) -> Case:
         return self.cases[self.database.jobs[job_id].workflow_id]
@@ -407,12 +407,12 @@ class World:
         self.record(lane, "has a clock that jumps ahead")
 
     def _start_outage(self, seconds: float) -> None:
-        self.is_away = True
+        self.is_database_unavailable = True
         self.record(self.loop.outside, f"the database is unavailable for {seconds:.1f} s")
         self.later(seconds, self._end_outage)
 
     def _end_outage(self) -> None:
-        self.is_away = False
+        self.is_database_unavailable = False
 
     def _stop(self, actor: Actor) -> None:
         self.record(actor.lane, "is asked to stop")
@@ -450,7 +450,7 @@ class World:
     def _end_faults(self) -> None:
         """End the faults. Handlers still follow their scripts."""
         self.record(self.loop.outside, "the faults are over")
-        self.has_faults = self.is_away = False
+        self.has_faults = self.is_database_unavailable = False
         self._faults_ended_at = self.loop.now
         for actor in self.actors:
             self._resume(actor.lane)

@@ -9,12 +9,12 @@ from dagmaster.raster.source.facts import BandFacts, RasterFacts
 from dagmaster.stac.collection import CollectionAssets, collection
 from dagmaster.stac.item import item
 from dagmaster.stac.values import Cog, Dataset, Links, Processing, Provider, Version
-from dagmaster.stac.when import When
+from dagmaster.stac.when import ItemTime
 
 HOST = "https://data.example.org"
 SHA = "ab" * 32
 PROCESSED = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
-YEAR = When(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 12, 31, 23, 59, 59, tzinfo=UTC))
+YEAR = ItemTime(datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 12, 31, 23, 59, 59, tzinfo=UTC))
 PALETTE = {0: (0, 0, 0, 0), 1: (34, 139, 34, 255), 2: (30, 144, 255, 255), 3: (0, 0, 0, 255)}
 
 
@@ -82,8 +82,6 @@ LINKS = Links(
     collection=f"{HOST}/stac/collections/wellington-dem",
     self_=f"{HOST}/stac/collections/wellington-dem/items/wellington-dem-v1",
     root=f"{HOST}/stac",
-    predecessor=f"{HOST}/stac/collections/wellington-dem/items/wellington-dem-v0",
-    latest=f"{HOST}/stac/collections/wellington-dem/items/wellington-dem-v1",
     history=f"{HOST}/assets/wellington-dem/versions",
     tilejson=f"{HOST}/tiles/wellington-dem/WebMercatorQuad/tilejson.json?version=1",
     xyz=f"{HOST}/tiles/wellington-dem/tiles/WebMercatorQuad/{{z}}/{{x}}/{{y}}.png?version=1",

@@ -12,7 +12,7 @@ from dagmaster.raster.source.facts import BandFacts
 from dagmaster.stac.collection import CollectionAssets
 from dagmaster.stac.validate import problems
 from dagmaster.stac.values import Links
-from dagmaster.stac.when import When
+from dagmaster.stac.when import ItemTime
 from tests.stac.documents import DATASET, HOST, PALETTE, a_collection, an_item, cog, facts
 
 pytestmark = pytest.mark.requirement("C1")
@@ -48,9 +48,9 @@ def test_documents_are_unchanged_by_pystac():
 
 def test_the_interval_includes_all_items():
     items = [
-        an_item(when=When(datetime(2021, 5, 1, tzinfo=UTC))),
+        an_item(when=ItemTime(datetime(2021, 5, 1, tzinfo=UTC))),
         an_item(),
-        an_item(when=When(datetime(2023, 5, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC))),
+        an_item(when=ItemTime(datetime(2023, 5, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC))),
     ]
 
     [interval] = a_collection(items=items)["extent"]["temporal"]["interval"]
@@ -59,7 +59,7 @@ def test_the_interval_includes_all_items():
 
 
 def test_the_extent_of_the_whole_collection_can_be_given():
-    when = When(datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 12, 31, tzinfo=UTC))
+    when = ItemTime(datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 12, 31, tzinfo=UTC))
 
     document = a_collection(when=when, bbox=(170.0, -20.0, -175.0, -10.0))
 

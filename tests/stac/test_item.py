@@ -20,7 +20,7 @@ from dagmaster.stac.item import item_id
 from dagmaster.stac.renders import renders
 from dagmaster.stac.validate import problems
 from dagmaster.stac.values import Cog, Dataset, Links, Version, multihash
-from dagmaster.stac.when import When, parse_when, when_of
+from dagmaster.stac.when import ItemTime, parse_when, when_of
 from tests.raster.scenes import smooth, write
 from tests.stac.documents import HOST, LINKS, PALETTE, PROCESSED, SHA, an_item, cog, facts, statistics
 
@@ -85,7 +85,7 @@ def test_a_tile_has_its_own_id_and_the_renders_of_the_whole_dataset():
 
 
 def test_an_item_has_a_datetime_or_an_interval():
-    moment = an_item(when=When(datetime(2024, 5, 1, 10, tzinfo=UTC), basis="acquisition"))["properties"]
+    moment = an_item(when=ItemTime(datetime(2024, 5, 1, 10, tzinfo=UTC), basis="acquisition"))["properties"]
     interval = an_item()["properties"]
 
     assert moment["datetime"] == "2024-05-01T10:00:00Z"
@@ -118,7 +118,7 @@ def test_an_item_of_more_than_a_day_has_only_an_interval(text):
 def test_the_time_of_publication_is_not_the_time_of_the_data():
     supplied = datetime(2024, 7, 1, 10, tzinfo=UTC)
 
-    assert an_item(when=When(supplied, supplied, "publication"))["properties"]["datetime"] is None
+    assert an_item(when=ItemTime(supplied, supplied, "publication"))["properties"]["datetime"] is None
 
 
 def test_bands_have_the_names_that_older_readers_use():
@@ -320,7 +320,7 @@ def test_addresses_that_are_not_public_are_refused(href):
     for changes in (
         {"cog": cog(href=href)},
         {"thumbnail": href},
-        {"links": replace(LINKS, latest=href)},
+        {"links": replace(LINKS, history=href)},
         {"links": replace(LINKS, xyz=href)},
     ):
         with pytest.raises(InvalidRequest) as refused:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.when import When, better_of, choose_when, parse_when, rfc3339, time_in_tags, when_of
+from dagmaster.stac.when import ItemTime, better_of, choose_when, parse_when, rfc3339, time_in_tags, when_of
 
 pytestmark = pytest.mark.requirement("C1")
 
@@ -30,7 +30,7 @@ def at(*parts):
     ],
 )
 def test_dates_of_a_submitter_are_read(text, start, end):
-    assert parse_when(text) == When(start, end, "given")
+    assert parse_when(text) == ItemTime(start, end, "given")
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_given_date_takes_precedence_over_the_file_and_the_publication():
 
     assert choose_when(given="2020", tags=tags, supplied_at=SUPPLIED).basis == "given"
     assert choose_when(given=None, tags=tags, supplied_at=SUPPLIED).basis == "file"
-    assert choose_when(given=None, tags=None, supplied_at=SUPPLIED) == When(SUPPLIED, SUPPLIED, "publication")
+    assert choose_when(given=None, tags=None, supplied_at=SUPPLIED) == ItemTime(SUPPLIED, SUPPLIED, "publication")
 
 
 def test_a_time_without_its_zone_is_refused():
     with pytest.raises(InvalidRequest, match="zone"):
-        When(datetime(2024, 1, 1))
+        ItemTime(datetime(2024, 1, 1))
 
 
 def test_times_are_written_in_utc():
@@ -113,7 +113,7 @@ def test_times_are_written_in_utc():
     ],
 )
 def test_the_more_reliable_of_two_dates_is_used(known, in_file, chosen):
-    times = {"known": When(at(2020, 5, 1), None, known), "in_file": When(at(2024, 5, 1), None, in_file)}
+    times = {"known": ItemTime(at(2020, 5, 1), None, known), "in_file": ItemTime(at(2024, 5, 1), None, in_file)}
 
     assert better_of(times["known"], times["in_file"]) == times[chosen]
 
@@ -121,7 +121,7 @@ def test_the_more_reliable_of_two_dates_is_used(known, in_file, chosen):
 def test_the_date_can_be_read_from_an_item():
     interval = {"datetime": None, "start_datetime": "2024-05-01T00:00:00Z", "end_datetime": "2024-05-02T00:00:00Z"}
 
-    assert when_of({**interval, "dagmaster:datetime_basis": "file"}) == When(at(2024, 5, 1), at(2024, 5, 2), "file")
-    assert when_of({"datetime": "2024-05-01T00:00:00Z"}) == When(at(2024, 5, 1), None, "given")
+    assert when_of({**interval, "dagmaster:datetime_basis": "file"}) == ItemTime(at(2024, 5, 1), at(2024, 5, 2), "file")
+    assert when_of({"datetime": "2024-05-01T00:00:00Z"}) == ItemTime(at(2024, 5, 1), None, "given")
     for wrong in ({}, {"datetime": None}, {"datetime": 7}, {"datetime": "1970-01-01T00:00:00Z"}, {"datetime": "2024"}):
         assert when_of(wrong) is None

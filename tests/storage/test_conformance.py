@@ -246,7 +246,7 @@ def test_a_folder_is_deleted_with_all_its_objects(store):
 
     for _ in range(2):  # the second time there is nothing to delete
         store.delete_all(Folder(Zone.SILVER, "silver", "a"))
-        store.sweep_up()
+        store.remove_leftovers()
 
     assert names(store) == ["ab/x", "b"]
     with pytest.raises(InvalidRequest) as refused:
@@ -275,7 +275,7 @@ def test_the_scratch_folder_of_a_killed_task_is_removed_with_its_job(store):
 
     assert set(store.scratch_jobs()) == {JOB, OTHER_JOB}
     store.clear_scratch(JOB)
-    store.sweep_up()
+    store.remove_leftovers()
 
     assert not left.exists()
     assert set(store.scratch_jobs()) == {OTHER_JOB}

@@ -59,13 +59,13 @@ class ContainerRole:
             def do_GET(self) -> None:
                 role.issued.append(f"AKIDROLE{len(role.issued):012}")
                 expiry = datetime.now(UTC) + role.lifetime
-                answer = {
+                response = {
                     "AccessKeyId": role.issued[-1],
                     "SecretAccessKey": f"secret-{len(role.issued)}",
                     "Token": f"session-{len(role.issued)}",
                     "Expiration": expiry.strftime("%Y-%m-%dT%H:%M:%SZ"),
                 }
-                body = json.dumps(answer).encode()
+                body = json.dumps(response).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()

@@ -206,13 +206,15 @@ def test_an_ambiguous_url_is_refused(connected, tmp_path, url):
 @pytest.mark.requirement("X2")
 def test_a_name_is_resolved_once_and_the_checked_address_is_used(connected, tmp_path):
     """A name server that returns another address the second time (DNS rebinding) is asked only once."""
-    answers = iter([["93.184.216.34"], ["127.0.0.1"]])
+    responses = iter([["93.184.216.34"], ["127.0.0.1"]])
 
     with pytest.raises(Unavailable):
-        download("https://files.test/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: next(answers)))
+        download(
+            "https://files.test/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: next(responses))
+        )
 
     assert connected == [("93.184.216.34", 443)]
-    assert next(answers) == ["127.0.0.1"]
+    assert next(responses) == ["127.0.0.1"]
 
 
 @pytest.mark.requirement("X2")
@@ -231,10 +233,10 @@ def test_a_name_that_changes_its_address_between_redirects_is_checked_each_time(
     """The first address is treated as public, as if this test ran on the internet."""
     server.redirects = {"/a.tif": "/b.tif"}
     monkeypatch.setattr("dagmaster.storage.sources.is_public", lambda address: address == "127.0.0.1")
-    answers = iter([["127.0.0.1"], ["10.0.0.1"]])
+    responses = iter([["127.0.0.1"], ["10.0.0.1"]])
 
     with pytest.raises(NotAllowed, match=r"files\.test of the source is not a public server"):
-        download(f"{server.url}/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: next(answers)))
+        download(f"{server.url}/a.tif", tmp_path, _rules(allow_private=False, lookup=lambda _host: next(responses)))
 
     assert [path for _, path in server.requests] == ["/a.tif"]
 

@@ -61,10 +61,10 @@ def test_a_process_killed_while_storing_leaves_no_incomplete_object(store, tmp_p
             assert (len(content), len(set(content))) == (2_000_000, 1)
 
     assert len(files_below(incoming)) > 0, "no put was interrupted"
-    store.sweep_up()
+    store.remove_leftovers()
     assert len(files_below(incoming)) > 0, "recent files are kept, because another process may be writing them"
     monkeypatch.setattr("dagmaster.storage.local.LEFTOVER_SECONDS", -10)
-    store.sweep_up()
+    store.remove_leftovers()
     assert files_below(incoming) == []
 
 
@@ -238,7 +238,7 @@ def test_only_intermediate_files_of_the_job_are_removed(tmp_path):
     for _ in range(2):  # a second time there is nothing to remove
         storage.clear_intermediate(JOB)
         storage.clear_scratch(JOB)
-    storage.sweep_up()
+    storage.remove_leftovers()
 
     assert (set(storage.intermediate_jobs()), set(storage.scratch_jobs())) == ({other}, set())
     assert files_below(tmp_path) == [f"storage/silver/silver/{other}/a.tif", "storage/silver/silver/cogs/x/v0/r1/a.tif"]
@@ -256,7 +256,7 @@ def test_a_folder_is_deleted_with_files_that_are_not_objects(store, tmp_path):
     store.delete_all(Folder(Zone.SILVER, "silver", str(JOB)))
     assert not folder.exists()
     store.put(at(f"{JOB}/a.tif"), b"new")  # a later writer finds an empty folder, although the space is not yet freed
-    store.sweep_up()
+    store.remove_leftovers()
 
     assert files_below(tmp_path) == [f"silver/silver/{JOB}/a.tif"]
 
@@ -272,7 +272,7 @@ def test_files_that_cannot_be_deleted_are_reported_and_the_others_are_deleted(st
     monkeypatch.setattr(shutil, "rmtree", lambda path, **more: None if path == bad else remove(path, **more))
 
     with pytest.raises(Unavailable, match="1 removed folders"):
-        store.sweep_up()
+        store.remove_leftovers()
 
     assert list((tmp_path / "silver/.gone").iterdir()) == [bad]
 

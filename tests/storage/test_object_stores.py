@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -114,7 +115,7 @@ def test_abandoned_uploads_are_removed_after_a_day(s3_server, tmp_path):
     client.create_multipart_upload(Bucket=SILVER, Key="given-up")  # moto reports a start time years ago
     now = datetime.now(UTC)
 
-    storage.sweep_up()
+    storage.remove_leftovers()
 
     assert not client.list_multipart_uploads(Bucket=SILVER).get("Uploads")
     assert not is_leftover(now - timedelta(hours=23), now)
@@ -144,24 +145,33 @@ def test_the_number_of_parts_is_limited_for_any_size(size, expected):
 
 
 def test_few_parts_are_in_memory_at_once():
-    waiting, most = threading.Semaphore(0), 0
+    """A part is in memory from the moment at which reading it begins, until it was sent."""
     lock = threading.Lock()
-    held = 0
+    held = most = 0
 
-    def send(number: int, part: bytes) -> int:
+    def hold(change: int) -> None:
         nonlocal held, most
         with lock:
-            held += 1
+            held += change
             most = max(most, held)
-        waiting.acquire(timeout=0.01)
-        with lock:
-            held -= 1
+
+    class Content(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            hold(1)
+            part = super().read(size)
+            if not part:
+                hold(-1)
+            return part
+
+    def send(number: int, _part: bytes) -> int:
+        time.sleep(0.01)
+        hold(-1)
         return number
 
-    results, _, size = send_parts(io.BytesIO(b"x" * 1000), 10, send)
+    results, _, size = send_parts(Content(b"x" * 1000), 10, send)
 
     assert (results, size) == (list(range(1, 101)), 1000)
-    assert most <= PARTS_AT_ONCE
+    assert (held, most) == (0, PARTS_AT_ONCE)
 
 
 @pytest.fixture
@@ -379,7 +389,7 @@ def test_zones_can_be_in_different_stores(azurite, s3_server, tmp_path):
     storage.copy(bronze, external, job)
 
     assert storage.get(external) == b"data"
-    assert [storage.shown(each).partition(":")[0] for each in (bronze, external)] == ["az", "s3"]
+    assert [storage.display_path(each).partition(":")[0] for each in (bronze, external)] == ["az", "s3"]
     assert (tmp_path / "storage/silver").exists()  # because of the scratch folder of the copy
 
 
@@ -399,7 +409,7 @@ def test_an_upload_is_published_as_an_object(storage, place):
 @pytest.mark.requirement("X2")
 def test_objects_can_be_given_by_url_only_if_that_is_allowed(storage, server, place, tmp_path):
     storage.put(place("x.tif"), b"x")
-    url = storage.shown(place("x.tif"))
+    url = storage.display_path(place("x.tif"))
     allowed = open_storage(server.settings_for(tmp_path, allow_object_sources=True))
 
     with pytest.raises(NotAllowed) as refused:

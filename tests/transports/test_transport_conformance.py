@@ -22,7 +22,7 @@ from dagmaster.transports import postgres
 from dagmaster.transports.postgres import PostgresTransport, topics_of
 from dagmaster.transports.servicebus import ServiceBusTransport
 from dagmaster.transports.servicebus_client import ServiceBus
-from dagmaster.transports.transport import Delivery, Ticket, Transport
+from dagmaster.transports.transport import Announcement, Delivery, Transport
 
 pytestmark = pytest.mark.requirement("Q3")
 
@@ -96,8 +96,8 @@ async def receive_all(transport: Transport) -> None:
         pass
 
 
-def tickets(queue: str, count: int = 1) -> list[Ticket]:
-    return [Ticket(queue, f"{_JOB}_node_{number}") for number in range(count)]
+def announcements(queue: str, count: int = 1) -> list[Announcement]:
+    return [Announcement(queue, f"{_JOB}_node_{number}") for number in range(count)]
 
 
 def _number(delivery: Delivery) -> int:
@@ -112,7 +112,7 @@ async def test_a_published_task_reaches_a_listener_at_once(end: End) -> None:
     await asyncio.sleep(0.05)
     started = time.monotonic()
 
-    await orchestrator.publish(tickets("light"))
+    await orchestrator.publish(announcements("light"))
 
     assert {delivery.queue for delivery in await receiving} == {"light"}
     assert time.monotonic() - started < 1
@@ -122,7 +122,7 @@ async def test_a_task_that_is_published_before_a_receive_is_not_lost(end: End) -
     worker, orchestrator = end("light"), end()
     await receive_all(worker)
 
-    await orchestrator.publish(tickets("light", 3))
+    await orchestrator.publish(announcements("light", 3))
     await asyncio.sleep(0.2)
 
     assert await worker.receive(SOON)
@@ -133,7 +133,7 @@ async def test_queues_are_separate(end: End) -> None:
     await receive_all(light)
     await receive_all(heavy)
 
-    await orchestrator.publish(tickets("heavy"))
+    await orchestrator.publish(announcements("heavy"))
 
     assert {delivery.queue for delivery in await heavy.receive(SOON)} == {"heavy"}
     assert not await light.receive(0.2)
@@ -143,7 +143,7 @@ async def test_a_listener_can_receive_from_several_queues(end: End) -> None:
     worker, orchestrator = end("light", "heavy"), end()
     await receive_all(worker)
 
-    await orchestrator.publish([*tickets("light"), *tickets("heavy")])
+    await orchestrator.publish([*announcements("light"), *announcements("heavy")])
 
     queues: set[str] = set()
     while queues != {"light", "heavy"}:
@@ -175,7 +175,7 @@ async def test_settling_is_idempotent_and_settled_deliveries_are_not_repeated(en
     worker, other, orchestrator = end("light"), end("light"), end()
     await receive_all(worker)
     await receive_all(other)
-    await orchestrator.publish(tickets("light"))
+    await orchestrator.publish(announcements("light"))
     deliveries = await worker.receive(SOON) or await other.receive(SOON)
     await receive_all(other)
 
@@ -193,7 +193,7 @@ async def test_a_cancelled_receive_loses_no_delivery(end: End) -> None:
     receiving.cancel()
     await asyncio.gather(receiving, return_exceptions=True)
 
-    await orchestrator.publish(tickets("light"))
+    await orchestrator.publish(announcements("light"))
 
     assert await worker.receive(SOON)
 
@@ -201,7 +201,7 @@ async def test_a_cancelled_receive_loses_no_delivery(end: End) -> None:
 async def test_the_memory_transport_repeats_deliveries_of_a_receiver_that_closes() -> None:
     broker = Broker()
     one, two = MemoryTransport(broker, ["q"], batch=3), MemoryTransport(broker, ["q"])
-    await one.publish(tickets("q", 5))
+    await one.publish(announcements("q", 5))
 
     first: Any = await one.receive(0)
     second: Any = await two.receive(0)
@@ -224,7 +224,7 @@ async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
     receiving = asyncio.create_task(far.receive(SOON))
     await asyncio.sleep(0)
 
-    await orchestrator.publish([Ticket("light", first_worker="near")])
+    await orchestrator.publish([Announcement("light", first_worker="near")])
 
     assert [delivery.queue for delivery in await near.receive(SOON)] == ["light"]
     assert not receiving.done()
@@ -237,31 +237,34 @@ async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
     exchange = MemoryExchange()
     far = PostgresTransport(exchange.notifier(*topics_of(["light"], "far")), ["light"], "far")
 
-    await PostgresTransport(exchange.notifier()).publish([Ticket("light", first_worker="dead")])
+    await PostgresTransport(exchange.notifier()).publish([Announcement("light", first_worker="dead")])
 
     assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
 
 
 async def test_tasks_of_a_worker_that_responds_wake_no_others(monkeypatch) -> None:
     """A task near a worker that does not respond still reaches the others."""
-    monkeypatch.setattr(postgres, "STAND_BY_SECONDS", 0.2)
+    monkeypatch.setattr(postgres, "OTHERS_DELAY_SECONDS", 0.2)
     exchange = MemoryExchange()
     listener = exchange.notifier("tasks:light")
     orchestrator = PostgresTransport(exchange.notifier())
 
     for _ in range(4):
-        await orchestrator.publish([Ticket("light", first_worker="busy")])
+        await orchestrator.publish([Announcement("light", first_worker="busy")])
         assert await listener.wait(0.08) == frozenset()
-    await orchestrator.publish([Ticket("light", first_worker="silent")])
+    await orchestrator.publish([Announcement("light", first_worker="silent")])
     for _ in range(2):
-        await orchestrator.publish([Ticket("light", first_worker="busy")])
+        await orchestrator.publish([Announcement("light", first_worker="busy")])
         await asyncio.sleep(0.05)
 
     assert await listener.wait(SOON) == {"tasks:light"}
 
 
-def test_the_topics_for_tickets_depend_on_the_transport() -> None:
+def test_the_topics_of_announcements_depend_on_the_transport() -> None:
     transport = PostgresTransport(MemoryExchange().notifier())
 
-    assert transport.topics([Ticket("light"), Ticket("heavy"), Ticket("light")]) == ["tasks:heavy", "tasks:light"]
-    assert MemoryTransport(Broker()).topics([Ticket("light")]) == ()
+    assert transport.topics([Announcement("light"), Announcement("heavy"), Announcement("light")]) == [
+        "tasks:heavy",
+        "tasks:light",
+    ]
+    assert MemoryTransport(Broker()).topics([Announcement("light")]) == ()

@@ -55,10 +55,10 @@ def test_a_caller_with_the_permission_reaches_the_route(client):
 
 
 def test_a_request_without_credentials_is_refused_with_a_challenge(client):
-    answer = client.get("/jobs")
+    response = client.get("/jobs")
 
-    problem = check(answer, 401, "auth.required")
-    assert answer.headers["www-authenticate"].startswith("Bearer")
+    problem = check(response, 401, "auth.required")
+    assert response.headers["www-authenticate"].startswith("Bearer")
     assert "dagmaster login" in problem["hint"]
 
 
@@ -77,17 +77,17 @@ def test_a_route_for_anyone_needs_no_credentials(client):
 
 @pytest.mark.parametrize("path", ["/open", "/jobs", "/here", "/missing"])
 def test_invalid_credentials_are_refused_on_every_route(client, path):
-    answer = client.get(path, headers={"Authorization": "unknown"})
+    response = client.get(path, headers={"Authorization": "unknown"})
 
-    check(answer, 401, "auth.invalid-key")
-    assert "www-authenticate" in answer.headers
+    check(response, 401, "auth.invalid-key")
+    assert "www-authenticate" in response.headers
 
 
 def test_credentials_that_cannot_be_checked_are_not_refused_as_invalid(client):
-    answer = client.get("/jobs", headers={"Authorization": "away"})
+    response = client.get("/jobs", headers={"Authorization": "away"})
 
-    check(answer, 503, "auth.issuer-unavailable")
-    assert answer.headers["retry-after"]
+    check(response, 503, "auth.issuer-unavailable")
+    assert response.headers["retry-after"]
 
 
 def test_the_declared_permission_can_be_read_from_a_route(under_test):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client import Histogram
 
+from dagmaster.api.metrics import _database_metrics
+from dagmaster.database.reads.queues import DatabaseFacts, TableRows
 from dagmaster.observe.metrics import REQUEST_SECONDS, Durations
 from dagmaster.web.metrics import RequestMetrics
 from tests.api.serving import api, ok
@@ -56,19 +58,19 @@ async def test_the_api_counts_requests_jobs_and_queues(database):
 
 async def test_without_a_database_there_are_only_metrics_of_the_process():
     async with api("postgresql://nobody@127.0.0.1:1/none") as http:
-        answer = await http.get("/metrics")
+        response = await http.get("/metrics")
 
-    samples = parsed(answer.text)
-    assert answer.status_code == 200
+    samples = parsed(response.text)
+    assert response.status_code == 200
     assert samples["dagmaster_database_up"] == 0
     assert not any(name.startswith("dagmaster_queue") for name in samples)
 
 
 async def test_requests_with_a_foreign_host_name_get_no_metrics(database):
     async with api(database) as http:
-        answer = await http.get("/metrics", headers={"Host": "rebound.example"})
+        response = await http.get("/metrics", headers={"Host": "rebound.example"})
 
-    assert answer.status_code == 403
+    assert response.status_code == 403
 
 
 def test_unknown_http_methods_do_not_become_labels():
@@ -118,11 +120,11 @@ async def test_queues_and_database_are_read_once_for_scrapes_within_a_few_second
             return await original(*arguments, **options)
 
         services.reads.queues = counted
-        answers = await asyncio.gather(*(http.get("/metrics") for _ in range(8)))
+        responses = await asyncio.gather(*(http.get("/metrics") for _ in range(8)))
 
     assert len(reads) == 1
-    for answer in answers:
-        samples = parsed(answer.text)
+    for response in responses:
+        samples = parsed(response.text)
         assert samples["dagmaster_database_size_bytes"] > 1_000_000
         assert samples["dagmaster_database_connections"] >= 1
         assert samples["dagmaster_callbacks_pending"] == 0
@@ -157,4 +159,20 @@ def test_durations_give_the_same_histogram_as_the_prometheus_library():
         (each.name, *sorted(each.labels.items())): pytest.approx(each.value)
         for each in expected.samples
         if not each.name.endswith("_created")
+    }
+
+
+def test_live_and_dead_rows_are_two_metrics_of_each_table():
+    rows = {"dag_tasks": TableRows(live=3, dead=1), "dag_jobs": TableRows(live=2, dead=0)}
+    facts = DatabaseFacts(1, 1, 1, 0.0, rows, 0, 0.0, 0, 0)
+
+    families = {family.name: family for family in _database_metrics(facts)}
+
+    samples = {
+        name: [(sample.labels["table"], sample.value) for sample in families[f"dagmaster_database_{name}"].samples]
+        for name in ("live_rows", "dead_rows")
+    }
+    assert samples == {
+        "live_rows": [("dag_jobs", 2), ("dag_tasks", 3)],
+        "dead_rows": [("dag_jobs", 0), ("dag_tasks", 1)],
     }

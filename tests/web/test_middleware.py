@@ -21,9 +21,9 @@ def test_a_host_of_the_server_is_accepted(client, host):
 
 
 def test_a_server_that_is_open_to_all_accepts_any_host(build):
-    answer = build(is_open_to_all=True).client().get("/here", headers={"Host": "evil.example"})
+    response = build(is_open_to_all=True).client().get("/here", headers={"Host": "evil.example"})
 
-    assert answer.json() == "here"
+    assert response.json() == "here"
 
 
 @pytest.mark.requirement("X2")
@@ -57,11 +57,11 @@ def test_a_valid_request_id_of_the_client_is_returned(client):
 
 @pytest.mark.requirement("X3")
 def test_an_internal_error_reveals_no_details(client):
-    answer = client.get("/broken")
+    response = client.get("/broken")
 
-    check(answer, 500, "internal")
-    assert "hunter2" not in answer.text
-    assert "Traceback" not in answer.text
+    check(response, 500, "internal")
+    assert "hunter2" not in response.text
+    assert "Traceback" not in response.text
 
 
 CROSS = {"Sec-Fetch-Site": "cross-site"}
@@ -87,12 +87,12 @@ IMAGE = {**CROSS, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
     ],
 )
 def test_without_authentication_requests_from_pages_of_other_sites_are_refused(client, method, headers):
-    answer = client.request(method, "/here", headers=headers)
+    response = client.request(method, "/here", headers=headers)
 
-    assert answer.status_code == 403
-    assert "access-control-allow-origin" not in answer.headers
+    assert response.status_code == 403
+    assert "access-control-allow-origin" not in response.headers
     if method != "HEAD":
-        check(answer, 403, "request.foreign-origin")
+        check(response, 403, "request.foreign-origin")
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_without_authentication_requests_from_pages_of_other_sites_are_refused(c
     ],
 )
 def test_requests_of_own_pages_and_links_from_other_sites_are_accepted(client, headers):
-    answer = client.get("/here", headers=headers)
+    response = client.get("/here", headers=headers)
 
-    assert answer.json() == "here"
-    assert "access-control-allow-origin" not in answer.headers
+    assert response.json() == "here"
+    assert "access-control-allow-origin" not in response.headers
 
 
 def test_other_sites_may_show_only_images_of_the_map_server(client, under_test):

@@ -12,21 +12,21 @@ from tests.web.problems import check
 
 @pytest.mark.requirement("X3")
 def test_secrets_in_errors_are_redacted(client, under_test):
-    answer = client.get("/refused")
+    response = client.get("/refused")
 
-    problem = check(answer, 409, "conflict")
-    assert "hunter2" not in answer.text
+    problem = check(response, 409, "conflict")
+    assert "hunter2" not in response.text
     assert set(problem["facts"]) == (set() if under_test.hides_details else {"url", "many"})
 
 
 def test_long_texts_are_shortened_and_an_unavailable_service_may_be_retried(client, under_test):
-    answer = client.get("/long")
+    response = client.get("/long")
 
-    problem = check(answer, 503, "long.away")
+    problem = check(response, 503, "long.away")
     assert len(problem["detail"]) == (1000 if under_test.hides_details else 4000)
     assert problem["detail"].endswith("y…")
-    assert answer.headers["retry-after"] == "2"
-    assert answer.headers.get("cache-control") == ("no-store" if under_test.hides_details else None)
+    assert response.headers["retry-after"] == "2"
+    assert response.headers.get("cache-control") == ("no-store" if under_test.hides_details else None)
 
 
 def test_lone_surrogates_in_a_message_are_replaced(client):

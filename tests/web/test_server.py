@@ -33,11 +33,11 @@ async def test_a_stopped_server_finishes_open_requests_and_releases_the_port():
         port = int(server.url.rpartition(":")[2])
         server.finish()
         may_answer.set()
-        answer = await asyncio.wait_for(request, 10)
+        response = await asyncio.wait_for(request, 10)
         await asyncio.wait_for(running, 10)
 
-    assert answer.json() == "done"
-    assert "server" not in answer.headers
+    assert response.json() == "done"
+    assert "server" not in response.headers
     with bind("127.0.0.1", port):
         pass
 
@@ -135,33 +135,33 @@ async def received(port: int, sent: bytes, *, byte_by_byte: bytes = b"") -> tupl
             writer.write(bytes([byte]))
 
     dripping = asyncio.create_task(drip())
-    answer = await asyncio.wait_for(reader.read(), 10)
+    response = await asyncio.wait_for(reader.read(), 10)
     dripping.cancel()
     writer.close()
-    return answer, time.monotonic() - started
+    return response, time.monotonic() - started
 
 
 @pytest.mark.requirement("X3")
 @pytest.mark.parametrize("kind", [ApiServer, MapServer])
 async def test_a_request_that_is_not_sent_completely_is_closed(kind, short_times):
     async with serving(kind) as port:
-        answers = dict(
+        responses = dict(
             zip(UNFINISHED, await asyncio.gather(*(received(port, sent) for sent in UNFINISHED.values())), strict=True)
         )
 
-    assert max(seconds for _, seconds in answers.values()) < 3
-    for name, (answer, _) in answers.items():
-        assert answer.rpartition(b"HTTP/1.1 ")[2].startswith(b"408"), name
-    assert b"200 OK" in answers["half a second request"][0]
+    assert max(seconds for _, seconds in responses.values()) < 3
+    for name, (response, _) in responses.items():
+        assert response.rpartition(b"HTTP/1.1 ")[2].startswith(b"408"), name
+    assert b"200 OK" in responses["half a second request"][0]
 
 
 @pytest.mark.requirement("X3")
 @pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD.replace(b": 4", b": 400")], ids=["head", "headers", "body"])
 async def test_sending_a_request_byte_by_byte_does_not_extend_its_time_limit(sent, short_times):
     async with serving(WebServer) as port:
-        answer, seconds = await received(port, sent, byte_by_byte=b"X-Slow: " + b"a" * 90)
+        response, seconds = await received(port, sent, byte_by_byte=b"X-Slow: " + b"a" * 90)
 
-    assert answer.startswith(b"HTTP/1.1 408")
+    assert response.startswith(b"HTTP/1.1 408")
     assert seconds < 3
 
 
@@ -169,14 +169,14 @@ async def test_sending_a_request_byte_by_byte_does_not_extend_its_time_limit(sen
 async def test_time_between_and_after_complete_requests_is_not_limited(short_times):
     async with serving(WebServer) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        answers = []
+        responses = []
         for _ in range(2):
             writer.write(HEAD + b'"ab"')
-            answers.append(await asyncio.wait_for(reader.readuntil(b'"\\"ab\\""'), 5))
+            responses.append(await asyncio.wait_for(reader.readuntil(b'"\\"ab\\""'), 5))
             await asyncio.sleep(0.8)
         writer.close()
 
-    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    assert all(response.startswith(b"HTTP/1.1 200") for response in responses)
 
 
 @pytest.mark.requirement("X3")
@@ -192,8 +192,8 @@ async def test_a_handler_may_take_longer_than_the_time_limit_of_a_request(short_
     running = asyncio.create_task(server.run())
     await asyncio.wait_for(server.until_started(), 10)
     async with AsyncClient(base_url=server.url) as client:
-        answer = await client.get("/slow")
+        response = await client.get("/slow")
     server.finish()
     await asyncio.wait_for(running, 10)
 
-    assert answer.json() == "done"
+    assert response.json() == "done"

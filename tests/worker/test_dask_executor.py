@@ -214,7 +214,7 @@ async def test_tasks_are_lost_with_a_killed_scheduler_and_the_worker_reconnects(
     assert (report.error["code"], report.error["blame"]) == ("worker.cluster-lost", "environment")
     await until(lambda: not any(map(is_alive, pids)))
     await until(lambda: executor.slots == 0)
-    assert executor.about()["cluster"]["problem"]
+    assert executor.details()["cluster"]["problem"]
     bench.add(later)
     await asyncio.sleep(0.3)
     assert later in bench.ledger.queued, "the task is left to other workers"
@@ -311,9 +311,9 @@ async def test_a_dask_worker_with_another_version_runs_no_task(
     executor = DaskExecutor(ClusterAddress(shared.address, slots=5), memory_mb=2048)
     await executor.start()
     try:
-        await until(lambda: executor.about()["cluster"]["refused_dask_workers"] != {}, 30)
+        await until(lambda: executor.details()["cluster"]["refused_dask_workers"] != {}, 30)
 
-        (problem,) = executor.about()["cluster"]["refused_dask_workers"].values()
+        (problem,) = executor.details()["cluster"]["refused_dask_workers"].values()
         assert f"it has dagmaster {versions['dagmaster']}" in problem
         assert "this worker has dagmaster 999.0" in problem
         assert executor.slots == 0
@@ -327,13 +327,13 @@ async def test_a_dask_worker_without_the_package_is_not_used(start: Callable[...
     without.write_text("import sys\nsys.modules['dagmaster'] = None\n")
     cluster.start_workers(1, "--preload", str(without), threads=7)
     async with connected(cluster, expected=2) as harness:
-        await until(lambda: harness.executor.about()["cluster"]["refused_dask_workers"] != {}, 30)
+        await until(lambda: harness.executor.details()["cluster"]["refused_dask_workers"] != {}, 30)
 
         outcomes = await asyncio.gather(*(harness.run(a_task("pid", f"n{number}")) for number in range(4)))
 
         assert {outcome.status for outcome in outcomes} == {TaskStatus.SUCCEEDED}
         assert harness.executor.slots == 2
-        (problem,) = harness.executor.about()["cluster"]["refused_dask_workers"].values()
+        (problem,) = harness.executor.details()["cluster"]["refused_dask_workers"].values()
         assert "the package dagmaster is not installed there" in problem
 
 
@@ -381,7 +381,7 @@ async def test_the_connection_is_encrypted_and_both_sides_show_a_certificate(
     try:
         await until(lambda: executor.slots == 2, 30)
         assert (await Harness(executor).run(a_task("pid"))).status is TaskStatus.SUCCEEDED
-        await until(lambda: unencrypted.about()["cluster"]["problem"] != "not connected yet", 30)
+        await until(lambda: unencrypted.details()["cluster"]["problem"] != "not connected yet", 30)
         assert unencrypted.slots == 0
     finally:
         await executor.close()
@@ -414,7 +414,7 @@ def test_invalid_settings_of_dask_are_refused(values: dict[str, Any], problem: s
 
 def doctor_on(address: str) -> list[tuple[str, str]]:
     settings = Settings(worker_executor="dask", dask_scheduler_address=address)
-    judgements = findings.run({"dask": machine.check_dask_cluster}, machine.Target(settings, {}, None))["dask"]
+    judgements = findings.run({"dask": machine.check_dask_cluster}, machine.Target(settings))["dask"]
     return [(judgement.level.value, judgement.observation) for judgement in judgements]
 
 

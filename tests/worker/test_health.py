@@ -30,10 +30,10 @@ def send(url: str, path: str, host: str = "localhost", method: str = "GET") -> t
     """Send a request from a thread, with a client that does not use the event loop."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=5)
     connection.request(method, path, headers={"Host": host})
-    answer = connection.getresponse()
-    text = answer.read().decode()
+    response = connection.getresponse()
+    text = response.read().decode()
     connection.close()
-    return answer.status, json.loads(text) if text.startswith("{") else text
+    return response.status, json.loads(text) if text.startswith("{") else text
 
 
 @asynccontextmanager
@@ -76,13 +76,13 @@ async def hangs(_ctx: Any) -> None:
 
 
 async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
-    answers: dict[str, tuple[int, Any]] = {}
+    responses: dict[str, tuple[int, Any]] = {}
 
     def probe_until_hanging(url: str) -> None:
         try:
-            while (answer := send(url, "/livez"))[0] != 503:
+            while (response := send(url, "/livez"))[0] != 503:
                 time.sleep(0.02)
-            answers.update(livez=answer, readyz=send(url, "/readyz"), health=send(url, "/health"))
+            responses.update(livez=response, readyz=send(url, "/readyz"), health=send(url, "/health"))
         finally:
             _released.set()
 
@@ -94,12 +94,12 @@ async def test_a_hanging_loop_is_not_alive_and_its_task_is_reported() -> None:
         await asyncio.to_thread(watcher.join)
         after = await get(probes, "/livez")
 
-    status, health = answers["livez"]
+    status, health = responses["livez"]
     assert status == 503
     assert not health["is_alive"]
     assert health["checks"][0]["name"] == "event loop"
-    assert answers["readyz"][0] == 503
-    assert [running["handler"] for running in answers["health"][1]["running"]] == ["hangs"]
+    assert responses["readyz"][0] == 503
+    assert [running["handler"] for running in responses["health"][1]["running"]] == ["hangs"]
     assert after[0] == 200
 
 

@@ -237,9 +237,9 @@ async def test_a_process_whose_state_cannot_be_restored_is_replaced(function):
 async def test_a_program_left_behind_is_killed_before_the_next_task(function):
     pool, ledger = Pool(memory_mb=2048), FakeLedger()
     try:
-        stray = await run(pool, ledger, function)
+        program = await run(pool, ledger, function)
 
-        assert not is_alive(stray)
+        assert not is_alive(program)
     finally:
         await pool.close()
 

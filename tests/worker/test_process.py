@@ -37,12 +37,12 @@ def run(*handlers: str) -> tuple[list[tuple[str, Any]], subprocess.CompletedProc
     read, write = os.pipe()
     script = SCRIPT.format(folder=str(Path(__file__).parent), handlers=list(handlers), answers=write)
     command = [sys.executable, "-c", script]
-    with os.fdopen(read) as answers:
+    with os.fdopen(read) as responses:
         try:
             ended = subprocess.run(command, pass_fds=[write], capture_output=True, text=True, timeout=30, check=False)
         finally:
             os.close(write)
-        return json.loads(answers.read() or "[]"), ended
+        return json.loads(responses.read() or "[]"), ended
 
 
 def test_output_of_async_handlers_never_reaches_standard_output() -> None:

@@ -34,7 +34,7 @@ from dagmaster.settings import load
 from dagmaster.worker.http import ledger as http_ledger
 from dagmaster.worker.http.ledger import HttpLedger, HttpPayloads
 from dagmaster.worker.http.requests import WorkerRequests, translated
-from dagmaster.worker.http.start import adopted, start
+from dagmaster.worker.http.start import limited_settings, start
 from dagmaster.worker.http.transport import HttpTransport
 from dagmaster.worker.loop import Worker
 
@@ -48,7 +48,7 @@ async def remote(running: Engine, app: Any, key: str, **settings: Any) -> AsyncI
     """A worker in this process that uses the app with a key."""
     connection = connection_with(app, key)
     started = await start(connection)
-    chosen = adopted(fast_settings(**settings), started)
+    chosen = limited_settings(fast_settings(**settings), started)
     worker = wired(chosen, started, WorkerRequests(connection), running.registry)
     task = asyncio.create_task(worker.run())
     try:
@@ -401,9 +401,9 @@ async def test_hundreds_of_idle_workers_share_one_query_of_the_database():
     async with task_watch(poll_seconds=0.1) as (watch, reads, _):
         waiting = [asyncio.create_task(watch.wait({"q"}, {"echo"}, 0.55)) for _ in range(300)]
 
-        answers = await asyncio.gather(*waiting)
+        responses = await asyncio.gather(*waiting)
 
-    assert set(answers) == {frozenset()}
+    assert set(responses) == {frozenset()}
     assert 3 <= reads.reads <= 8  # one in each poll interval, not one for each worker
 
 
@@ -432,9 +432,9 @@ async def test_all_workers_are_woken_while_there_are_tasks():
     async with task_watch() as (watch, reads, _):
         reads.claimable = [ClaimableHandler("q", "echo")]
 
-        answers = await asyncio.gather(*(watch.wait({"q"}, {"echo"}, 5.0) for _ in range(40)))
+        responses = await asyncio.gather(*(watch.wait({"q"}, {"echo"}, 5.0) for _ in range(40)))
 
-    assert set(answers) == {frozenset({"q"})}
+    assert set(responses) == {frozenset({"q"})}
 
 
 async def test_tasks_that_no_waiting_worker_can_run_wake_none():
@@ -746,14 +746,14 @@ def start_response(**changes: Any) -> StartedWorker:
 def test_a_worker_uses_the_lease_of_the_platform_and_the_queues_of_its_key(monkeypatch):
     monkeypatch.delenv("WORKER_QUEUE", raising=False)
 
-    settings = adopted(
+    settings = limited_settings(
         load(task_lease_sec=60, lease_renew_sec=15), start_response(queues=["partner-a"], lease_seconds=20)
     )
 
     assert (settings.task_lease_sec, settings.lease_renew_sec) == (20, 5)
     assert settings.worker_queue == ("partner-a",)
     with pytest.raises(NotAllowed) as refusal:
-        adopted(load(worker_queue="partner-a,container-tasks"), start_response(queues=["partner-a"]))
+        limited_settings(load(worker_queue="partner-a,container-tasks"), start_response(queues=["partner-a"]))
     assert "container-tasks" in refusal.value.message
 
 

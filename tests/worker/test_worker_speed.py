@@ -19,9 +19,9 @@ async def noop_seconds(count: int, slots: int = 100) -> tuple[float, float]:
     async def timed(*args: object, **kwargs: object) -> object:
         nonlocal in_ledger
         before = time.process_time()
-        answer = await exchange(*args, **kwargs)  # type: ignore[arg-type]
+        response = await exchange(*args, **kwargs)  # type: ignore[arg-type]
         in_ledger += time.process_time() - before
-        return answer
+        return response
 
     started = time.process_time()
     running = asyncio.create_task(bench.worker.run())

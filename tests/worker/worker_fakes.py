@@ -19,7 +19,7 @@ from dagmaster.jobs.payload import Encoded, Reference, reference_to
 from dagmaster.settings import Settings
 from dagmaster.testing.memory_notifier import MemoryExchange
 from dagmaster.testing.memory_transport import Broker, MemoryTransport
-from dagmaster.transports.transport import Ticket
+from dagmaster.transports.transport import Announcement
 from dagmaster.worker.executors.executor import Executor
 from dagmaster.worker.loop import Worker
 
@@ -112,13 +112,13 @@ class FakeLedger:
             self.demands.append(demand)
             self.is_claiming.append(is_claiming)
             claimed = tuple(self._claim(demand)) if is_claiming else ()
-            answer = Exchange(claimed, 0, tuple(self._accept(reports)))
+            response = Exchange(claimed, 0, tuple(self._accept(reports)))
             if reports and self.notifier:
                 self.notifier.notify(RESULTS)
             if self.loses_answers and reports:
                 self.loses_answers -= 1
                 raise Unavailable("connection reset")
-            return answer
+            return response
         finally:
             self.calls_in_flight -= 1
 
@@ -299,7 +299,7 @@ class Bench:
 
     def add(self, *tasks: TaskMessage) -> None:
         self.ledger.queued.extend(tasks)
-        self.broker.put([Ticket(task.queue, task.task_id) for task in tasks])
+        self.broker.put([Announcement(task.queue, task.task_id) for task in tasks])
 
     async def report_of(self, task: TaskMessage, seconds: float = 10) -> Report:
         await until(lambda: task.task_id in self.ledger.reports, seconds)

@@ -96,8 +96,8 @@ def read_access(caller: Caller, publication: Publication, revision: int | None =
 def link_access(link: VersionLink, asset_id: str, publication: Publication, revision: int | None = None) -> ReadAccess:
     """What a signed link gives access to: the version that it names, while it is published, or one preview.
 
-    Both end when the version is unpublished or deleted; published data also when the asset becomes `uncleared`. The
-    signature and the expiry are checked before.
+    The access ends when the version is unpublished or deleted; access to published data also when the asset becomes
+    `uncleared`. The signature and the expiry must have been checked before.
     """
     if publication.is_withdrawn or (link.asset_id, link.ordinal) != (asset_id, publication.ordinal):
         return ReadAccess.NONE
@@ -119,6 +119,13 @@ def may_decide(caller: Caller, platform_id: str, *, b2b_may_approve: bool) -> bo
     administrators may; a b2b key may if it belongs to this platform and `b2b_may_approve` of the platform is set."""
     is_own = caller.has(Scope.B2B) and caller.platform_id == platform_id
     return caller.has(*STAFF) or (is_own and b2b_may_approve)
+
+
+def submitting_platform(caller: Caller) -> str | None:
+    """The only platform for which a caller may submit and upload data; None for callers that no b2b key limits.
+    Scopes add up: a b2b key that is also an operator's or an administrator's is not limited."""
+    is_limited = caller.has(Scope.B2B) and not caller.has(Scope.OPERATOR, Scope.ADMIN)
+    return caller.platform_id if is_limited else None
 
 
 def may_preview(caller: Caller) -> bool:

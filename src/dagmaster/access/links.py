@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class VersionLink:
-    """What a token gives access to. Without `revision`, it is the revision that is served; a preview requires one."""
+    """What a token gives access to: the given `revision`, or without it the one that is served. A preview names one."""
 
     asset_id: str
     ordinal: int

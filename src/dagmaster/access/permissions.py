@@ -14,7 +14,7 @@ class Permission(StrEnum):
     ANYONE = "anyone"  # probes, pages without data, and what `read_access` decides
     JOBS_READ = "jobs:read"
     JOBS_SUBMIT = "jobs:submit"
-    JOBS_OPERATE = "jobs:operate"  # cancel, resume, retry
+    JOBS_OPERATE = "jobs:operate"  # cancel, resume and retry jobs; repeat exports
     WORKFLOWS_READ = "workflows:read"
     WORKFLOWS_WRITE = "workflows:write"  # submit a job with its own definition
     QUEUES_OPERATE = "queues:operate"  # queues, dead letters, callbacks, janitor runs, `/api/admin` of the gateway

@@ -1,7 +1,7 @@
 """Secrets as text: `<prefix><id>_<secret>`, for keys and sessions.
 
 The prefix lets people and secret scanners recognise a secret. The id identifies its row, and is not secret. The secret
-has 256 random bits, so its SHA-256 needs neither salt nor a slow hash: it cannot be guessed from the hash.
+has 256 random bits, so that it cannot be guessed from its SHA-256: neither salt nor a slow hash is needed.
 """
 
 import hashlib

@@ -26,7 +26,7 @@ from dagmaster.errors import NotAllowed, NotFound
 from dagmaster.observe.redaction import redact_value
 from dagmaster.operations.assets.compare import differences, facts_of
 from dagmaster.web.authentication import requires
-from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
+from dagmaster.web.pages import SEPARATOR, Cursor, Limit, bad_cursor, joined, moment_and_name, page_of
 
 router = APIRouter(tags=["assets"])
 
@@ -35,7 +35,6 @@ RevisionNumber = Annotated[
     int | None, Query(ge=1, le=2**31 - 1, description="The revision; by default the newest one that was processed")
 ]
 _MAX_INTEGER = 2**31 - 1
-_SEPARATOR = "~"
 
 
 @router.get(
@@ -103,8 +102,8 @@ async def compare_versions(
     )
 
 
-async def _facts(services: ApiServices, asset: AssetInfo, version: VersionInfo, wanted: int | None) -> RevisionFacts:
-    revision = _revision_of(version, wanted)
+async def _facts(services: ApiServices, asset: AssetInfo, version: VersionInfo, requested: int | None) -> RevisionFacts:
+    revision = _revision_of(version, requested)
     documents = await services.assets.documents(asset.dataset_id, version.version_ordinal, revision)
     if documents.collection is None:
         raise NotFound(
@@ -115,13 +114,13 @@ async def _facts(services: ApiServices, asset: AssetInfo, version: VersionInfo, 
     return facts_of(version, revision, documents)
 
 
-def _revision_of(version: VersionInfo, wanted: int | None) -> int:
+def _revision_of(version: VersionInfo, requested: int | None) -> int:
     """A revision that the caller may see; by default the newest one that was processed."""
     visible = {revision.revision: revision for revision in version.revisions}
-    if wanted is not None:
-        if wanted not in visible:
-            raise NotFound(f"the version has no revision {wanted}", code="revision.not-found")
-        return wanted
+    if requested is not None:
+        if requested not in visible:
+            raise NotFound(f"the version has no revision {requested}", code="revision.not-found")
+        return requested
     processed = [number for number, each in visible.items() if each.processing_state == "completed"]
     return max(processed, default=version.revision)
 
@@ -173,7 +172,7 @@ async def list_asset_requests(
     """Only for reviewers, operators and administrators. Operators also see the callbacks."""
     asset = await _asset_for_preview(services, caller, asset_id)
     rows = await services.assets.requests(
-        asset.asset_id, limit=limit + 1, after=_moment_and_name(after), version_ordinal=version
+        asset.asset_id, limit=limit + 1, after=moment_and_name(after), version_ordinal=version
     )
     page = page_of(rows, limit, lambda request: joined(request.created_at.isoformat(), request.request_id))
     if may(caller, Permission.QUEUES_OPERATE):
@@ -195,21 +194,8 @@ async def _asset_for_preview(services: ApiServices, caller: Caller, asset_id: st
 def _review_cursor(after: str | None) -> tuple[datetime, str, int] | None:
     if after is None:
         return None
-    first, _, ordinal = after.rpartition(_SEPARATOR)
+    first, _, ordinal = after.rpartition(SEPARATOR)
     if not ordinal.isascii() or not ordinal.isdigit() or len(ordinal) > 9:
         raise bad_cursor(after)
-    moment = _moment_and_name(first)
+    moment = moment_and_name(first)
     return None if moment is None else (*moment, int(ordinal))
-
-
-def _moment_and_name(after: str | None) -> tuple[datetime, str] | None:
-    if after is None:
-        return None
-    moment, _, name = after.partition(_SEPARATOR)
-    try:
-        parsed = datetime.fromisoformat(moment)
-    except ValueError:
-        raise bad_cursor(after) from None
-    if parsed.tzinfo is None or not name or "\x00" in name:
-        raise bad_cursor(after)
-    return parsed, name

@@ -42,8 +42,8 @@ _ETAG = {"ETag": {"description": "Send it as `If-Match` with a change", "schema"
 _REF = "ref."
 
 
-def with_etag(status: int = 200) -> dict[int | str, dict[str, Any]]:
-    return {status: {"headers": _ETAG}}
+def with_etag() -> dict[int | str, dict[str, Any]]:
+    return {200: {"headers": _ETAG}}
 
 
 @router.get("", operation_id="list_assets", summary="List assets, newest first", responses=responses())

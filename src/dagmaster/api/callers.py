@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends
 from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission, may
 from dagmaster.api.problems import responses
-from dagmaster.api.services import Services
+from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.assets import CallerInfo
 from dagmaster.web.authentication import needs
 
@@ -17,6 +17,10 @@ router = APIRouter(tags=["callers"])
 @router.get("/caller", operation_id="get_caller", summary="Get the caller of this request", responses=responses())
 async def get_caller(services: Services, caller: Annotated[Caller, Depends(needs(Permission.ANYONE))]) -> CallerInfo:
     """A request without credentials is anonymous; credentials that are not valid are refused."""
+    return info_of(caller, services)
+
+
+def info_of(caller: Caller, services: ApiServices) -> CallerInfo:
     return CallerInfo(
         name=caller.name,
         scopes=sorted(caller.scopes),

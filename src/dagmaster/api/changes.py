@@ -93,11 +93,15 @@ async def stream_changes(
     return StreamingResponse(_frames(batches, hello, caller, kinds), media_type=MEDIA_TYPE, headers=STREAM_HEADERS)
 
 
-def kinds_of(caller: Caller, wanted: Collection[ChangeKind] | None) -> list[ChangeKind]:
+def kinds_of(caller: Caller, requested: Collection[ChangeKind] | None) -> list[ChangeKind]:
     """The kinds that a caller requests, or all that it may see."""
-    for kind in wanted or ():
+    for kind in requested or ():
         require(caller, PERMISSIONS[kind])
-    return [kind for kind, permission in PERMISSIONS.items() if (kind in wanted if wanted else may(caller, permission))]
+    return [
+        kind
+        for kind, permission in PERMISSIONS.items()
+        if (kind in requested if requested else may(caller, permission))
+    ]
 
 
 async def _frames(

@@ -1,4 +1,4 @@
-"""Direct commands: operations that an administrator waits for. Each has a permission of its own."""
+"""Direct commands: operations whose result the caller waits for. Each has a permission of its own."""
 
 from typing import Annotated, Any
 

@@ -54,13 +54,13 @@ class PastRuns:
 
     async def usual_seconds(self, workflow_ids: Iterable[str]) -> dict[str, float]:
         """The usual duration of jobs of these workflows, by workflow; unknown ones are left out."""
-        wanted = set(workflow_ids)
-        missing = sorted(name for name in wanted if self._seconds.get(name) is None)
+        names = set(workflow_ids)
+        missing = sorted(name for name in names if self._seconds.get(name) is None)
         if missing:
             read = await self._reads.usual_seconds(missing)
             for name in missing:
                 self._seconds.put(name, read.get(name, "unknown"))
-        return {name: value for name in wanted if isinstance(value := self._seconds.get(name), float)}
+        return {name: value for name in names if isinstance(value := self._seconds.get(name), float)}
 
 
 def with_estimates(

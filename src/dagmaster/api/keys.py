@@ -1,6 +1,5 @@
 """API keys: list, create, rotate and revoke them. Only the response that creates or rotates a key has its text."""
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
@@ -14,7 +13,7 @@ from dagmaster.client.models.pages import Page
 from dagmaster.database.assets.keys import KeyChange
 from dagmaster.operations.keys import create_key, revoke_key, rotate_key
 from dagmaster.web.authentication import needs, requires
-from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
+from dagmaster.web.pages import Cursor, Limit, joined, moment_and_name, page_of
 from dagmaster.web.problems import request_id_of
 
 router = APIRouter(prefix="/keys", tags=["callers"])
@@ -37,27 +36,17 @@ async def list_keys(
     after: Cursor = None,
     limit: Limit = 50,
 ) -> Page[KeyInfo]:
-    rows = await services.keys.page(limit=limit + 1, after=_moment_and_id(after), with_revoked=revoked)
+    rows = await services.keys.page(limit=limit + 1, after=moment_and_name(after), with_revoked=revoked)
     return page_of(rows, limit, lambda key: joined(key.created_at.isoformat(), key.key_id))
-
-
-def _moment_and_id(after: str | None) -> tuple[datetime, str] | None:
-    if after is None:
-        return None
-    moment, _, key_id = after.rpartition("~")
-    try:
-        return datetime.fromisoformat(moment), key_id
-    except ValueError:
-        raise bad_cursor(after) from None
 
 
 @router.post("", operation_id="create_key", summary="Create a key", status_code=201, responses=responses(404, 409))
 async def create(
-    services: Services, caller: Administrator, request: Request, response: Response, wanted: KeyRequest
+    services: Services, caller: Administrator, request: Request, response: Response, key_request: KeyRequest
 ) -> CreatedKey:
     """Only this response has the text of the key (`key`): it is not stored."""
     response.headers.update(_NOT_STORED)
-    return await create_key(services.keys, wanted, KeyChange(caller.name, request_id=request_id_of(request)))
+    return await create_key(services.keys, key_request, KeyChange(caller.name, request_id=request_id_of(request)))
 
 
 @router.post(

@@ -57,10 +57,10 @@ _log = log.get("api")
 
 @dataclass(slots=True)
 class Slots:
-    """At most `at_once` requests are forwarded; `waiting` more wait for a slot, for a limited time."""
+    """At most `at_once` requests are forwarded; `max_waiting` more wait for a slot, for a limited time."""
 
     at_once: int
-    waiting: int
+    max_waiting: int
     seconds: float
     _free: asyncio.Semaphore = field(init=False)
     _waiting: int = 0
@@ -70,7 +70,7 @@ class Slots:
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncIterator[None]:
-        if self._free.locked() and self._waiting >= self.waiting:
+        if self._free.locked() and self._waiting >= self.max_waiting:
             raise _busy()
         self._waiting += 1
         try:
@@ -93,8 +93,8 @@ class MapForwarder:
 
     def __init__(self, urls: Sequence[str]) -> None:
         # Files have slots of their own: a few slow downloads must not delay tiles.
-        self._slots = Slots(at_once=64, waiting=512, seconds=20.0)
-        self._file_slots = Slots(at_once=32, waiting=64, seconds=20.0)
+        self._slots = Slots(at_once=64, max_waiting=512, seconds=20.0)
+        self._file_slots = Slots(at_once=32, max_waiting=64, seconds=20.0)
         max_connections = self._slots.at_once + self._file_slots.at_once
         self._transport = httpx2.AsyncHTTPTransport(
             trust_env=False,

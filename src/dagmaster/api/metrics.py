@@ -144,10 +144,11 @@ def _database_metrics(facts: DatabaseFacts) -> Iterable[Metric]:
         "Age of the oldest open transaction; VACUUM cannot remove rows deleted since then",
         facts.oldest_transaction_seconds,
     )
-    for position, (name, meaning) in enumerate((("live_rows", "Rows"), ("dead_rows", "Rows to be removed by VACUUM"))):
-        samples: dict[tuple[str, ...], float] = {
-            (table,): float(counts[position]) for table, counts in sorted(facts.rows_by_table.items())
-        }
+    tables = sorted(facts.rows_by_table.items())
+    for name, meaning, samples in (
+        ("live_rows", "Rows", {(table,): float(rows.live) for table, rows in tables}),
+        ("dead_rows", "Rows to be removed by VACUUM", {(table,): float(rows.dead) for table, rows in tables}),
+    ):
         yield gauges(f"dagmaster_database_{name}", f"{meaning}, as PostgreSQL estimates", ("table",), samples)
     yield gauge("dagmaster_callbacks_pending", "Callbacks that are not delivered yet", facts.pending_callbacks)
     yield gauge(

@@ -27,11 +27,11 @@ class ApiMiddleware(RequestMiddleware):
     def allows_foreign_images(self, path: str) -> bool:
         return is_map_path(path)
 
-    def _most_bytes(self, scope: Scope) -> int:
+    def _max_bytes(self, scope: Scope) -> int:
         """Outputs that workers send are larger than other bodies."""
         path = scope["path"]
         is_output = scope["method"] == "PUT" and path.startswith(f"{PREFIX}/worker/") and path.endswith("/output")
-        return LOADABLE_BYTES if is_output else super()._most_bytes(scope)
+        return LOADABLE_BYTES if is_output else super()._max_bytes(scope)
 
-    def _too_large(self, most_bytes: int) -> InvalidRequest:
-        return worker_requests.too_large_payload() if most_bytes == LOADABLE_BYTES else super()._too_large(most_bytes)
+    def _too_large(self, max_bytes: int) -> InvalidRequest:
+        return worker_requests.too_large_payload() if max_bytes == LOADABLE_BYTES else super()._too_large(max_bytes)

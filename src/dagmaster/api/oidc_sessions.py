@@ -78,7 +78,7 @@ async def callback(services: Services, request: Request) -> Response:
         _log.warning("an OIDC sign-in was refused", code=error.code, request_id=request_id_of(request))
         response = _failed(request, error)
     # The cookie is also removed after a failure: a callback can be used only once.
-    response.headers.append("Set-Cookie", cookies.no_cookie(cookies.SIGN_IN, request.scope))
+    response.headers.append("Set-Cookie", cookies.expired_cookie(cookies.SIGN_IN, request.scope))
     return response
 
 

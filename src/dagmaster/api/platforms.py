@@ -33,8 +33,8 @@ async def list_platforms(
 ) -> Page[PlatformInfo]:
     """Ordered by id. A b2b key sees only its own platform."""
     own = own_platform_of(caller)
-    seen = [platform for platform in await services.assets.platforms() if own in (None, platform.platform_id)]
-    rows = [platform for platform in seen if platform.platform_id > (after or "")]
+    visible = [platform for platform in await services.assets.platforms() if own in (None, platform.platform_id)]
+    rows = [platform for platform in visible if platform.platform_id > (after or "")]
     return page_of(rows[: limit + 1], limit, lambda platform: platform.platform_id)
 
 

@@ -68,17 +68,17 @@ async def change_queue(services: Services, queue: QueueName, limits: QueueLimits
 
 
 async def _set_queue(services: ApiServices, queue: str, changes: QueueChange) -> QueueSummary:
-    known = ", ".join(services.settings.known_queues)
+    queue_names = ", ".join(services.settings.known_queues)
     if queue == services.settings.job_queue_name:
         raise Conflict(
             f"queue '{queue}' cannot be paused or limited: orchestrators take new jobs from it",
             code="queue.of-submissions",
-            hint=f"queues that can be paused and limited: {known}",
+            hint=f"queues that can be paused and limited: {queue_names}",
             queue=queue,
         )
     if not await _queues(services, only=queue):
         raise NotFound(
-            f"no queue is named '{queue}'", code="queue.not-found", hint=f"known queues: {known}", queue=queue
+            f"no queue is named '{queue}'", code="queue.not-found", hint=f"known queues: {queue_names}", queue=queue
         )
     async with services.ledgers.acquire() as ledger:
         await ledger.set_queue(queue, **changes)

@@ -19,7 +19,7 @@ class ApiServer(WebServer):
         await self.until_started()
         services: ApiServices = self._app.state.services
         if self.is_started:
-            await services.follower.close()
+            await services.events.close()
             await services.changes.close()
             await services.task_watch.close()
         self.finish()

@@ -92,7 +92,7 @@ class ApiServices:
     assets: LayerStore = field(init=False)
     upload_store: UploadStore = field(init=False)
     notifier: PostgresNotifier = field(init=False)
-    follower: EventFollower = field(init=False)
+    events: EventFollower = field(init=False)
     changes: ChangeFollower = field(init=False)
     past_runs: PastRuns = field(init=False)
     keys: KeyStore = field(init=False)
@@ -118,7 +118,8 @@ class ApiServices:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Open the services for the block. The database need not be available: each request then reports the outage."""
+        """Keep the services open while the block runs. The database need not be available: each request then reports
+        the outage."""
         self.notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         self.reads = ApiReads(self.dsn, pooler_dsn=self.settings.database_pooler_url)
         self.ledgers = Ledgers(self.dsn, self.notifier)
@@ -128,13 +129,13 @@ class ApiServices:
         self.task_watch = self._task_watch()
         self.assets = LayerStore(self.dsn, notifier=self.notifier)
         self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
-        self.follower = EventFollower(self.reads, self.notifier)
+        self.events = EventFollower(self.reads, self.notifier)
         self.old_system = self._old_system()
         self.past_runs = PastRuns(self.reads)
         self.changes = ChangeFollower(self.reads, self.alive_within)
         await self.reads.open()
         self.notifier.start()
-        self.follower.start()
+        self.events.start()
         self.changes.start()
         try:
             async with self.keys, authentication_running(self.authentication), self.maps.running():
@@ -142,7 +143,7 @@ class ApiServices:
         finally:
             await self.task_watch.close()
             await self.changes.close()
-            await self.follower.close()
+            await self.events.close()
             await self.notifier.close()
             for ledgers in (self.ledgers, self.exchange_ledgers, self.lease_ledgers, self.payload_ledgers):
                 await ledgers.close()

@@ -12,8 +12,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from dagmaster.access.caller import ANONYMOUS, Caller
 from dagmaster.access.keys import parse_key
-from dagmaster.access.permissions import Permission, may
+from dagmaster.access.permissions import Permission
 from dagmaster.access.sessions import new_session
+from dagmaster.api.callers import info_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.limits import PREFIX
@@ -26,8 +27,8 @@ from dagmaster.web.authentication import (
     ActiveSession,
     CredentialAuthentication,
     Identity,
+    caller_from,
     identity_of,
-    known_scopes,
     needs,
     requires,
 )
@@ -52,7 +53,7 @@ async def get_session(
     is removed."""
     identity = identity_of(request)
     if identity.has_ended_session:
-        response.headers["Set-Cookie"] = cookies.no_cookie(cookies.SESSION, request.scope)
+        response.headers["Set-Cookie"] = cookies.expired_cookie(cookies.SESSION, request.scope)
     response.headers["Cache-Control"] = _NOT_STORED
     return _info(services, caller, identity)
 
@@ -65,7 +66,9 @@ async def get_session(
     responses=responses(409, 429),
     dependencies=[requires(Permission.ANYONE)],
 )
-async def sign_in(services: Services, request: Request, response: Response, wanted: SessionRequest) -> SessionInfo:
+async def sign_in(
+    services: Services, request: Request, response: Response, sign_in_request: SessionRequest
+) -> SessionInfo:
     """The response sets the cookie of the session, which ends with the key, after `SESSION_HOURS` or when its owner
     signs out. An earlier session of the browser is ended."""
     require_own_page(request)
@@ -73,12 +76,12 @@ async def sign_in(services: Services, request: Request, response: Response, want
     address = address_of(request)
     services.sign_in_limit.take(address)
     try:
-        key = await authentication.key(wanted.key)
+        key = await authentication.key(sign_in_request.key)
     except NotAuthenticated as error:
         _log.warning("a sign-in was refused", address=address, code=error.code, request_id=request_id_of(request))
         raise
     services.sign_in_limit.give_back(address)
-    text = parse_key(wanted.key)
+    text = parse_key(sign_in_request.key)
     assert text is not None
     person = SignIn(key.name, tuple(key.scopes), key.platform_id, key.key_id, text.hash)
     identity = await begin_session(services, request, response, person)
@@ -97,7 +100,7 @@ async def sign_out(services: Services, request: Request, response: Response) -> 
     """The session is refused from the next request on, also with a copy of its cookie."""
     if session := identity_of(request).session:
         await services.keys.sessions.end(session.text.session_id, request_id=request_id_of(request))
-    response.headers["Set-Cookie"] = cookies.no_cookie(cookies.SESSION, request.scope)
+    response.headers["Set-Cookie"] = cookies.expired_cookie(cookies.SESSION, request.scope)
     response.headers["Cache-Control"] = _NOT_STORED
 
 
@@ -116,8 +119,7 @@ async def begin_session(services: ApiServices, request: Request, response: Respo
         "Set-Cookie", cookies.cookie(cookies.SESSION, text.text, request.scope, seconds=int(seconds))
     )
     response.headers["Cache-Control"] = _NOT_STORED
-    caller = Caller(stored.name, known_scopes(stored.scopes), stored.platform_id)
-    return Identity(caller, ActiveSession(text, stored))
+    return Identity(caller_from(stored), ActiveSession(text, stored))
 
 
 def require_own_page(request: Request) -> None:
@@ -150,11 +152,7 @@ def _info(services: ApiServices, caller: Caller, identity: Identity) -> SessionI
     is_enabled, session = services.settings.auth_enabled, identity.session
     by_header = "header" if is_enabled and caller != ANONYMOUS else None
     return SessionInfo(
-        name=caller.name,
-        scopes=sorted(caller.scopes),
-        platform_id=caller.platform_id,
-        permissions=[permission for permission in Permission if may(caller, permission)],
-        is_authentication_enabled=is_enabled,
+        **dict(info_of(caller, services)),
         is_signed_in=caller != ANONYMOUS,
         method=session.method if session else by_header,
         expires_at=session.stored.expires_at if session else None,

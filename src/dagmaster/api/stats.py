@@ -25,7 +25,7 @@ async def get_stats(services: Services) -> Stats:
         are_tasks_complete=is_complete,
         events=sizes.events_estimate,
         dead_letters=sizes.dead_letters,
-        watchers=services.follower.watchers,
+        watchers=services.events.watchers,
         database_bytes=sizes.database_bytes,
         recent_hours=RECENT_HOURS,
         recent=await services.reads.recent_workflows(RECENT_HOURS),

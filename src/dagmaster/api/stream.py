@@ -75,8 +75,8 @@ async def stream_events(
     brief = await services.reads.brief(job_id)
     if brief.status in JOB_TERMINAL and cursor >= brief.last_sequence:
         return Response(status_code=204)
-    services.follower.admit()
-    updates = services.follower.watch(job_id, brief, cursor, services.heartbeat_seconds)
+    services.events.admit()
+    updates = services.events.watch(job_id, brief, cursor, services.heartbeat_seconds)
     return StreamingResponse(_frames(updates), media_type=MEDIA_TYPE, headers=STREAM_HEADERS)
 
 

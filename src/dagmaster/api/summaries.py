@@ -116,7 +116,7 @@ def _children(node: NodeSummary) -> ChildCounts | None:
 
 def progress_counts(graph: Graph, nodes: Sequence[NodeSummary]) -> ProgressCounts:
     """The progress of a job. The statement `job_progress` computes the same for lists."""
-    ended = [node for node in nodes if _has_ended(node)]
+    ended = [node for node in nodes if has_ended(node)]
     parts = [1.0 if node in ended else node.ended_count / node.total if node.total else 0.0 for node in nodes]
     return ProgressCounts(
         nodes=len(graph.order),
@@ -129,7 +129,8 @@ def progress_counts(graph: Graph, nodes: Sequence[NodeSummary]) -> ProgressCount
     )
 
 
-def _has_ended(node: NodeSummary) -> bool:
+def has_ended(node: NodeSummary) -> bool:
+    """A fan_out has ended when its children have."""
     return node.status in NODE_TERMINAL and not (node.status is NodeStatus.COMPLETED and node.remaining)
 
 
@@ -161,7 +162,7 @@ def _stage(
         started_at=first,
         ended_at=last,
         seconds=round((last - first).total_seconds(), 3) if first and last else None,
-        elapsed_seconds=_elapsed(first, last if all(map(_has_ended, nodes)) else now),
+        elapsed_seconds=_elapsed(first, last if all(map(has_ended, nodes)) else now),
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from dagmaster.access.caller import Caller
+from dagmaster.access.decision import submitting_platform
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import PROBLEMS, responses
 from dagmaster.api.services import Services
@@ -23,7 +24,6 @@ from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.pages import Page
 from dagmaster.client.models.uploads import CHUNK_TYPE, UploadInfo, UploadRequest
 from dagmaster.errors import Conflict, InvalidRequest
-from dagmaster.operations.uploads import own_platform
 from dagmaster.web.authentication import needs, requires
 from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.web.problems import request_id_of
@@ -113,7 +113,7 @@ async def list_uploads(
     rows = await services.uploads.store.uploads(
         limit=limit + 1,
         after=moment_and_id(after),
-        platform_id=own_platform(caller),
+        platform_id=submitting_platform(caller),
         is_finished=None if state is None else state == "finished",
     )
     page = page_of(rows, limit, lambda row: joined(row.created_at.isoformat(), row.upload_id))

@@ -16,11 +16,12 @@ from dagmaster.access.permissions import Permission
 from dagmaster.api.jobs import JobId, require_fan_out
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
+from dagmaster.api.summaries import has_ended
 from dagmaster.client.models.nodes import NodeSummary, WaitingNode, WaitingNodes, WaitReason
 from dagmaster.database.reads.jobs import JobBrief
 from dagmaster.database.reads.nodes import MAX_TASKS_AHEAD, LiveTask
 from dagmaster.jobs.model import QueueSettings
-from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NODE_TERMINAL, NodeStatus, TaskStatus
+from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
 from dagmaster.web.authentication import requires
 from dagmaster.web.pages import MAX_NAME_LENGTH, Cursor, Limit
@@ -137,10 +138,8 @@ def is_readable(work: Mapping[str, Any]) -> bool:
 
 
 def is_ended(node: NodeSummary | None) -> bool:
-    """A fan_out has ended when its children have; a node without a row never ends."""
-    if node is None or node.status not in NODE_TERMINAL:
-        return False
-    return not (node.status is NodeStatus.COMPLETED and node.remaining)
+    """Whether a node has ended. One without a row never ends."""
+    return node is not None and has_ended(node)
 
 
 def reasons(

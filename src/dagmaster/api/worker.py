@@ -33,8 +33,8 @@ from dagmaster.client.models.worker import (
     PROTOCOL,
     CheckpointReceipt,
     CheckpointRequest,
-    ExchangeAnswer,
     ExchangeRequest,
+    ExchangeResponse,
     QueuesWithTasks,
     RenewRequest,
     ResultsOfChildren,
@@ -125,12 +125,12 @@ async def retire_worker(services: Services, worker_id: OwnWorker) -> WorkerRecei
     "/{worker_id}/wait", operation_id="wait_for_tasks", summary="Wait until there are tasks", responses=responses()
 )
 async def wait_for_tasks(
-    services: Services, caller: Executor, _worker_id: OwnWorker, wanted: WaitRequest
+    services: Services, caller: Executor, _worker_id: OwnWorker, wait_request: WaitRequest
 ) -> QueuesWithTasks:
     """Responds at once if there are tasks, and at the latest after `seconds`. Then the worker claims tasks with
     `exchange`."""
-    requests.require_queues(wanted.queues, caller)
-    queues = await services.task_watch.wait(wanted.queues, wanted.handlers, wanted.seconds)
+    requests.require_queues(wait_request.queues, caller)
+    queues = await services.task_watch.wait(wait_request.queues, wait_request.handlers, wait_request.seconds)
     return QueuesWithTasks(queues=sorted(queues))
 
 
@@ -138,14 +138,15 @@ async def wait_for_tasks(
     "/{worker_id}/exchange",
     operation_id="exchange_tasks",
     summary="Report finished tasks and claim new ones",
-    response_model=ExchangeAnswer,
+    response_model=ExchangeResponse,
     responses=responses(404),
 )
 async def exchange_tasks(
     services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
-    """Both happen in one transaction. A report counts if the worker still holds the task; a repeated report gets the
-    same response."""
+    """A report counts if the worker still holds the task; a repeated report gets the same response. Reports and claims
+    are one transaction, with two exceptions, which follow in transactions of their own: claims from a queue that got a
+    limit since the last exchange, and the record of reports that came too late."""
     return await _exchange(services, caller, worker_id, exchange, is_claiming=True)
 
 
@@ -153,13 +154,13 @@ async def exchange_tasks(
     "/{worker_id}/report",
     operation_id="report_tasks",
     summary="Report finished tasks",
-    response_model=ExchangeAnswer,
+    response_model=ExchangeResponse,
     responses=responses(404),
 )
 async def report_tasks(
     services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
-    """Like `exchange`, but new tasks are claimed only from queues with a limit, for slots that the reports free."""
+    """Like `exchange`, but new tasks are claimed only if a queue has a limit, because reports free capacity there."""
     return await _exchange(services, caller, worker_id, exchange, is_claiming=False)
 
 
@@ -179,10 +180,10 @@ async def _exchange(
 @router.post("/{worker_id}/renew", operation_id="renew_leases", summary="Renew leases", responses=responses())
 async def renew_leases(services: Services, worker_id: OwnWorker, renewal: RenewRequest) -> TaskIds:
     """Returns the tasks that the worker no longer holds; it must stop them."""
-    held = [requests.running_of(each) for each in renewal.held]
+    running = [requests.running_of(each) for each in renewal.held]
     lease_seconds = min(renewal.lease_seconds, services.settings.task_lease_sec)
     async with services.lease_ledgers.acquire() as ledger:
-        lost = await ledger.renew(worker_id, held, lease_seconds=lease_seconds)
+        lost = await ledger.renew(worker_id, running, lease_seconds=lease_seconds)
     return TaskIds(task_ids=sorted(lost))
 
 
@@ -225,10 +226,10 @@ _CONTENT: dict[int | str, dict[str, Any]] = {
 async def load_params(services: Services, worker_id: OwnWorker, task_id: TaskId) -> Response:
     """The params are streamed. If they turn out to be damaged, the connection is closed before the end."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
-    held = await _require_held(services, worker_id, attempt)
-    if held.params_ref is None:
+    references = await _require_held(services, worker_id, attempt)
+    if references.params_ref is None:
         raise Conflict("the params of this task were sent with the task", code="task.no-params-ref")
-    return await stored_response(services.reads, job_id, held.params_ref)
+    return await stored_response(services.reads, job_id, references.params_ref)
 
 
 @router.get(
@@ -248,8 +249,8 @@ async def read_results(
     """The results of the fan_out that `results_of` in the params of the task names: up to `limit`, and fewer if they
     are large."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)
-    held = await _require_held(services, worker_id, attempt)
-    node_id, window = requests.window_of(await _results_of(services, job_id, held), offset, limit)
+    references = await _require_held(services, worker_id, attempt)
+    node_id, window = requests.window_of(await _results_of(services, job_id, references), offset, limit)
     async with services.payload_ledgers.acquire() as ledger:
         rows = await ledger.read_encoded_results(job_id, node_id, window.start, len(window)) if window else []
     results = [
@@ -258,12 +259,12 @@ async def read_results(
     return Response(orjson.dumps({"results": results}), media_type="application/json")
 
 
-async def _results_of(services: ApiServices, job_id: UUID, held: TaskReferences) -> Any:
+async def _results_of(services: ApiServices, job_id: UUID, references: TaskReferences) -> Any:
     """The field `results_of` of the params, which may be stored as a payload."""
-    if held.params_ref is None:
-        return held.results_of
+    if references.params_ref is None:
+        return references.results_of
     async with services.payload_ledgers.acquire() as ledger:
-        params = orjson.loads(await ledger.load_payload(job_id, held.params_ref))
+        params = orjson.loads(await ledger.load_payload(job_id, references.params_ref))
     return params.get("results_of")
 
 

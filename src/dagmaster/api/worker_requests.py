@@ -34,7 +34,9 @@ from dagmaster.workflows.storable import encode
 MAX_FACTS_BYTES = 65_536  # the size of an error, or of metrics, as JSON
 MAX_LINE = 500
 _RATES = frozenset({"started_per_minute", "finished_per_minute"})
-_TASK_ID = re.compile(r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(.{1,200})_([1-9][0-9]{0,8})", re.DOTALL)
+_TASK_ID = re.compile(
+    r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})_(.{1,200})_([1-9][0-9]{0,8})", re.DOTALL | re.IGNORECASE
+)
 
 
 def require_own(worker_id: UUID, caller: Caller) -> None:
@@ -64,7 +66,7 @@ def attempt_of(task_id: str) -> tuple[UUID, str, int]:
     """The job, the node and the number of a task's attempt."""
     match = _TASK_ID.fullmatch(task_id)
     if match is None:
-        raise InvalidRequest("this is not the id of a task", code="task.bad-id")
+        raise InvalidRequest("this is not the id of a task", code="task.bad-id", task_id=task_id)
     return UUID(match[1]), _text(match[2], "the node"), int(match[3])
 
 
@@ -191,9 +193,9 @@ def info_of(worker_id: UUID, sent: WorkerHeartbeat) -> WorkerInfo:
 
 def checked_checkpoint(sent: CheckpointRequest) -> str:
     """The name of a checkpoint, if it can be stored."""
-    for value, what in ((sent.data, "the data"), (sent.artifacts, "the artifacts")):
-        _require_finite(value, what)
-        encode(value, what)
+    for value, noun in ((sent.data, "the data"), (sent.artifacts, "the artifacts")):
+        _require_finite(value, noun)
+        encode(value, noun)
     return _text(sent.name, "the name")
 
 
@@ -227,7 +229,7 @@ def too_large_payload() -> InvalidRequest:
 
 
 def encoded_response(exchange: Exchange) -> bytes:
-    """An ExchangeAnswer as JSON, written without the model, because these responses are frequent and large."""
+    """An ExchangeResponse as JSON, written without the model, because these responses are frequent and large."""
     return orjson.dumps(
         {
             "claimed": [task._asdict() for task in exchange.claimed],
@@ -237,32 +239,32 @@ def encoded_response(exchange: Exchange) -> bytes:
     )
 
 
-def _limited(facts: dict[str, Any], what: str) -> dict[str, Any]:
-    _require_finite(facts, what)
-    if len(encode(facts, what)) > MAX_FACTS_BYTES:
-        raise InvalidRequest(f"{what} may have at most {MAX_FACTS_BYTES} bytes", code="task.too-large")
+def _limited(facts: dict[str, Any], noun: str) -> dict[str, Any]:
+    _require_finite(facts, noun)
+    if len(encode(facts, noun)) > MAX_FACTS_BYTES:
+        raise InvalidRequest(f"{noun} may have at most {MAX_FACTS_BYTES} bytes", code="task.too-large")
     return facts
 
 
-def _require_finite(value: Any, what: str) -> None:
+def _require_finite(value: Any, noun: str) -> None:
     """Refuse NaN and infinity: JSON does not have them, but the parser of the web framework accepts them."""
     stack = [value]
     while stack:
         part = stack.pop()
         if isinstance(part, float) and not math.isfinite(part):
-            raise InvalidRequest(f"a number in {what} is not finite", code="value.not-json")
+            raise InvalidRequest(f"a number in {noun} is not finite", code="value.not-json")
         if isinstance(part, dict):
             stack.extend(part.values())
         elif isinstance(part, list):
             stack.extend(part)
 
 
-def _texts(values: Iterable[str], what: str) -> list[str]:
-    return [_text(value, what) for value in values]
+def _texts(values: Iterable[str], noun: str) -> list[str]:
+    return [_text(value, noun) for value in values]
 
 
-def _text(value: str, what: str) -> str:
+def _text(value: str, noun: str) -> str:
     """A text that PostgreSQL can store."""
     if "\x00" in value or not value.isprintable():
-        raise InvalidRequest(f"{what} has characters that are not allowed in a name", code="value.not-text")
+        raise InvalidRequest(f"{noun} has characters that are not allowed in a name", code="value.not-text")
     return value

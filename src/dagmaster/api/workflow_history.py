@@ -1,7 +1,6 @@
 """The history of a workflow: its earlier definitions, its recent jobs, and how long they took."""
 
 from collections import defaultdict
-from datetime import datetime
 from typing import Annotated, Any
 
 import yaml
@@ -21,7 +20,7 @@ from dagmaster.errors import NotFound
 from dagmaster.jobs.estimates import PastNode
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
 from dagmaster.web.authentication import requires
-from dagmaster.web.pages import Cursor, Limit, bad_cursor, joined, page_of
+from dagmaster.web.pages import Cursor, Limit, joined, moment_and_name, page_of
 from dagmaster.workflows.graph import build
 from dagmaster.workflows.model import Workflow
 
@@ -30,7 +29,6 @@ router = APIRouter(prefix="/workflows", tags=["workflows"])
 DefinitionHash = Annotated[str, Path(max_length=64, description="The hash of a definition")]
 _READS = [requires(Permission.WORKFLOWS_READ)]
 _RECENT = 20
-_SEPARATOR = "~"
 
 
 @router.get(
@@ -45,7 +43,7 @@ async def list_definitions(
 ) -> Page[StoredDefinition]:
     """Definitions with the same content are listed once. The current one is in the list only if a job has used it."""
     rows = await services.reads.definitions(
-        workflow_id, _current_hash(services, workflow_id), limit=limit + 1, after=_moment_and_hash(after)
+        workflow_id, _current_hash(services, workflow_id), limit=limit + 1, after=moment_and_name(after)
     )
     if not rows and workflow_id not in services.library.workflows:
         services.library.get(workflow_id)
@@ -107,19 +105,6 @@ def text_of(body: dict[str, Any]) -> str:
     except (ValidationError, ValueError, KeyError):
         ordered = {name: body[name] for name in sorted(body)}
     return str(yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, width=100))
-
-
-def _moment_and_hash(after: str | None) -> tuple[datetime, str] | None:
-    if after is None:
-        return None
-    moment, _, definition_hash = after.rpartition(_SEPARATOR)
-    try:
-        parsed = datetime.fromisoformat(moment)
-    except ValueError:
-        raise bad_cursor(after) from None
-    if parsed.tzinfo is None or "\x00" in definition_hash:
-        raise bad_cursor(after)
-    return parsed, definition_hash
 
 
 @router.get(

@@ -352,8 +352,8 @@ class CatalogLayer(Record):
 class ExternalLayer(Record):
     """A layer that was published to the external database, or must be removed from it.
 
-    `generation` grows with each change of what the external database must have; a writer with an older one is refused
-    there. `due_at` is set until the external database has it."""
+    Each change that the external database must get increments `generation`; the external database refuses a writer with
+    an older one. `due_at` is set until the external database has the newest."""
 
     table: ClassVar[Table] = Table(
         "external_layers",
@@ -377,8 +377,8 @@ class ExternalLayer(Record):
 
 
 class AssetEvent(Record):
-    """Who changed an asset, a platform or a key, ran a direct command or changed many jobs, when and why. Rows never
-    change; they have their own retention."""
+    """An entry of the audit log: who changed an asset, a platform or a key, ran a direct command or changed many jobs,
+    when and why. Rows never change; they have their own retention."""
 
     table: ClassVar[Table] = Table(
         "asset_events",

@@ -25,7 +25,7 @@ def possible_ids(request_id: str, platform_ids: Iterable[str]) -> list[str]:
 
 
 def ambiguous(request_id: str, platform_ids: Iterable[str]) -> Conflict:
-    """For callers who see the requests of all platforms: they must not decide on the wrong one."""
+    """The error for callers that see the requests of all platforms: they could change the wrong one."""
     return Conflict(
         f"requests of several platforms have the id '{request_id}': {', '.join(sorted(platform_ids))}",
         code="submission.ambiguous",

@@ -18,10 +18,9 @@ from dagmaster.assets.states import (
     Exposure,
     ProcessingState,
     SourceIdentity,
+    VersionRevision,
 )
 from dagmaster.errors import Conflict, InvalidRequest, NotFound
-
-Edition = tuple[int, int]  # ordinal and revision
 
 
 class SubmissionOutcome(StrEnum):
@@ -63,8 +62,8 @@ class ActionResult:
     `withdrawals_due` must be removed."""
 
     state: AssetState
-    exports_due: tuple[Edition, ...] = ()
-    withdrawals_due: tuple[Edition, ...] = ()
+    exports_due: tuple[VersionRevision, ...] = ()
+    withdrawals_due: tuple[VersionRevision, ...] = ()
 
 
 def submit(
@@ -177,7 +176,7 @@ def unpublish(asset: AssetState, ordinal: int | None = None) -> ActionResult:
 
 
 def delete(asset: AssetState, ordinal: int | None = None) -> ActionResult:
-    """Delete a version or the whole asset softly. A deleted asset loses its clearance: if it is submitted again, it
+    """Soft-delete a version or the whole asset. A deleted asset loses its clearance: if it is submitted again, it
     must be cleared again."""
     if ordinal is not None:
         version = _present_version(asset, ordinal)
@@ -240,22 +239,22 @@ def _same_content(asset: AssetState, submitted: SubmittedSource, *, except_ordin
     return next((version.ordinal for version in others if version.source.is_same(submitted.source)), None)
 
 
-def _clearance_for_approval(asset: AssetState, given: Clearance | None) -> Clearance:
-    if given == Clearance.UNCLEARED or (given is None and asset.clearance == Clearance.UNCLEARED):
+def _clearance_for_approval(asset: AssetState, requested: Clearance | None) -> Clearance:
+    if requested == Clearance.UNCLEARED or (requested is None and asset.clearance == Clearance.UNCLEARED):
         raise InvalidRequest(
             "a clearance is required, because the asset is not cleared yet",
             code="clearance.required",
             hint="approve with the clearance 'ouo' or 'public'",
         )
-    if given is None or given == asset.clearance:
+    if requested is None or requested == asset.clearance:
         return asset.clearance
     if asset.clearance != Clearance.UNCLEARED:
         raise Conflict(
-            f"the clearance of the asset is '{asset.clearance}', and the approval has '{given}'",
+            f"the clearance of the asset is '{asset.clearance}', and the approval has '{requested}'",
             code="clearance.differs",
             hint="approve without a clearance, or change the clearance of the asset first",
         )
-    return given
+    return requested
 
 
 def _withdraw(
@@ -267,15 +266,15 @@ def _withdraw(
     else:
         chosen = [v for v in [_present_version(asset, ordinal)] if v.served_revision is not None]
     if not chosen:
-        what = "the asset has no version that is" if ordinal is None else f"version {ordinal} is not"
-        raise Conflict(f"{what} published", code="version.not-published")
+        subject = "the asset has no version that is" if ordinal is None else f"version {ordinal} is not"
+        raise Conflict(f"{subject} published", code="version.not-published")
     state = asset
     for version in chosen:
         state = _with_version(state, change(version))
     return ActionResult(state, withdrawals_due=_withdrawals_due(asset, state))
 
 
-def export_again(asset: AssetState, ordinal: int) -> Edition:
+def export_again(asset: AssetState, ordinal: int) -> VersionRevision:
     """The revision of a version whose external copies are created again."""
     version = _present_version(asset, ordinal)
     edition = next((each for each in public_editions(asset) if each[0] == version.ordinal), None)
@@ -288,23 +287,23 @@ def export_again(asset: AssetState, ordinal: int) -> Edition:
     return edition
 
 
-def public_editions(asset: AssetState) -> set[Edition]:
+def public_editions(asset: AssetState) -> set[VersionRevision]:
     """The served revisions of a public asset: these have external copies."""
     if asset.clearance != Clearance.PUBLIC:
         return set()
     return {(v.ordinal, v.served_revision) for v in asset.present if v.served_revision is not None}
 
 
-def _exports_due(before: AssetState, after: AssetState) -> tuple[Edition, ...]:
+def _exports_due(before: AssetState, after: AssetState) -> tuple[VersionRevision, ...]:
     return tuple(sorted(public_editions(after) - public_editions(before)))
 
 
-def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[Edition, ...]:
+def _withdrawals_due(before: AssetState, after: AssetState) -> tuple[VersionRevision, ...]:
     return tuple(sorted(public_editions(before) - public_editions(after)))
 
 
 def _with_version(asset: AssetState, version: AssetVersionState) -> AssetState:
-    versions = tuple(version if known.ordinal == version.ordinal else known for known in asset.versions)
+    versions = tuple(version if each.ordinal == version.ordinal else each for each in asset.versions)
     return replace(asset, versions=versions)
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+VersionRevision = tuple[int, int]  # the ordinal of a version, and the number of one of its revisions
+
 
 class ApprovalState(StrEnum):
     PENDING_REVIEW = "pending_review"
@@ -108,7 +110,7 @@ class AssetState:
         return max((v.ordinal for v in self.present if v.served_revision is not None), default=None)
 
     @property
-    def published(self) -> tuple[tuple[int, int], ...]:
+    def published(self) -> tuple[VersionRevision, ...]:
         """The ordinals and revisions in the catalogue: the served revision of each exposed version, or nothing
         while the asset has no clearance."""
         if self.clearance == Clearance.UNCLEARED:

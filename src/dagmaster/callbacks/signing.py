@@ -48,18 +48,18 @@ def sign(secrets: Iterable[str], callback_id: str, timestamp: int, body: bytes) 
 
 def verify(secrets: Iterable[str], headers: Mapping[str, str], body: bytes, *, now: float) -> None:
     """Raise unless one of the secrets has signed exactly this body within the last five minutes."""
-    given = {name.lower(): value for name, value in headers.items()}
-    missing = [name for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER) if not given.get(name)]
+    received = {name.lower(): value for name, value in headers.items()}
+    missing = [name for name in (ID_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER) if not received.get(name)]
     if missing:
         raise _forged(f"the header {missing[0]} is missing")
-    timestamp = given[TIMESTAMP_HEADER]
+    timestamp = received[TIMESTAMP_HEADER]
     is_time = timestamp.isascii() and timestamp.isdigit() and len(timestamp) <= _MAX_TIMESTAMP_DIGITS
     if not is_time or abs(now - int(timestamp)) > TOLERANCE_SECONDS:
         raise _forged(f"{TIMESTAMP_HEADER} is not within {TOLERANCE_SECONDS} seconds of the present time")
-    signatures = [signature.encode() for signature in given[SIGNATURE_HEADER].split()]
-    expected = [_signature(secret, given[ID_HEADER], timestamp, body).encode() for secret in secrets]
+    signatures = [signature.encode() for signature in received[SIGNATURE_HEADER].split()]
+    expected = [_signature(secret, received[ID_HEADER], timestamp, body).encode() for secret in secrets]
     # All pairs are compared, so that the duration does not reveal which of them nearly matches.
-    if sum(hmac.compare_digest(ours, theirs) for ours in expected for theirs in signatures) == 0:
+    if sum(hmac.compare_digest(computed, sent) for computed in expected for sent in signatures) == 0:
         raise _forged("no signature matches")
 
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dagmaster.cli.command import State
+from dagmaster.client.escaping import one_line
 from dagmaster.client.models.assets import AssetInfo, VersionInfo
 from dagmaster.client.models.base import Json, read
-from dagmaster.client.neutral import one_line
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest
 from dagmaster.quantities import counted
 
@@ -59,9 +59,7 @@ class SeenAsset:
 
     def version_to_decide(self, verb: str) -> int:
         """The version that waits for review. If none waits: for `approve`, the one that was rejected or unpublished."""
-        candidates = [version for version in self._existing_versions if version.approval_state == "pending_review"]
-        if not candidates and verb == "approve":
-            candidates = [v for v in self._existing_versions if v.unpublished_at or v.approval_state == "rejected"]
+        candidates = self._versions_to_decide(verb)
         if len(candidates) == 1:
             return candidates[0].version_ordinal
         if candidates:
@@ -72,6 +70,15 @@ class SeenAsset:
             code="version.none-to-review",
             hint=f"see `dagmaster assets show {self.name}`",
         )
+
+    def _versions_to_decide(self, verb: str) -> list[VersionInfo]:
+        """If none can be decided, and only one is processing or has failed, that one: the API says what is wrong."""
+        waiting = [version for version in self._existing_versions if _is_to_review(version)]
+        withdrawn = [version for version in self._existing_versions if _is_withdrawn(version)]
+        not_ready = [version for version in self._existing_versions if version.processing_state != "completed"]
+        if waiting or (verb == "approve" and withdrawn):
+            return waiting or withdrawn
+        return not_ready if len(not_ready) == 1 else []
 
     def version_to_show(self, revision: int | None) -> tuple[int, int | None]:
         """The version and revision that wait for review, or else the latest approved version."""
@@ -106,6 +113,11 @@ class SeenAsset:
 
 def _is_to_review(version: VersionInfo) -> bool:
     return version.approval_state == "pending_review" and version.processing_state == "completed"
+
+
+def _is_withdrawn(version: VersionInfo) -> bool:
+    is_refused = version.approval_state == "rejected" or version.unpublished_at is not None
+    return is_refused and version.processing_state == "completed"
 
 
 def _changes(error: DagmasterError) -> Iterator[str]:

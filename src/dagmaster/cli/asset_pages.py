@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from dagmaster.cli.tables import Column, ago, at, print_records, print_table
+from dagmaster.client.escaping import one_line
 from dagmaster.client.models.assets import (
     AssetHistoryEntry,
     AssetInfo,
@@ -15,7 +16,6 @@ from dagmaster.client.models.assets import (
     VersionInfo,
 )
 from dagmaster.client.models.base import read
-from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.cli.command import State
@@ -66,9 +66,9 @@ def _facts(asset: AssetInfo) -> dict[str, str]:
     }
 
 
-def _decided(what: str, who: str | None, when: datetime | None) -> str:
-    by = f", by {one_line(who)}" if who else ""
-    return f"{what}{by}{f', {at(when)} UTC' if when else ''}"
+def _decided(verb: str, actor: str | None, time: datetime | None) -> str:
+    by = f", by {one_line(actor)}" if actor else ""
+    return f"{verb}{by}{f', {at(time)} UTC' if time else ''}"
 
 
 def refs_text(refs: Mapping[str, Any]) -> str:

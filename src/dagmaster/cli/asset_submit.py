@@ -123,8 +123,8 @@ def refs_of(pairs: tuple[str, ...]) -> dict[str, str]:
 def _parameters(state: State, workflow: str, pairs: tuple[str, ...], params: str | None) -> "Json":
     from dagmaster.cli.submit import inputs_of, object_of
 
-    given = object_of(params) if params else {}
-    return inputs_of(_schema(state, workflow) if pairs else {}, pairs, given)
+    inputs = object_of(params) if params else {}
+    return inputs_of(_schema(state, workflow) if pairs else {}, pairs, inputs)
 
 
 def _schema(state: State, workflow: str) -> "Json":
@@ -167,8 +167,8 @@ def _copied_source(
     find_api(state.settings, state.server)
     running = running_platform(data_folder(state.settings))
     storage = open_storage(running.with_its_storage(state.settings) if running else state.settings)
-    known = {name: parameters[name] for name in ("target_crs", "output_tier") if name in parameters}
-    rules = FileRules(parameters.get("source_crs"), parameters.get("raster_type"), Options(**known))
+    options = {name: parameters[name] for name in ("target_crs", "output_tier") if name in parameters}
+    rules = FileRules(parameters.get("source_crs"), parameters.get("raster_type"), Options(**options))
     progress = partial(progress_bar, state)
     with downloaded(find_sources(arguments, state.settings), state.settings, storage, progress) as files:
         if validate(state, files, rules, is_dated=True) is None:
@@ -243,10 +243,10 @@ _OUTCOME_TEXTS = {
 
 
 def _outcome_text(result: "AssetSubmissionResult") -> str:
-    what = _OUTCOME_TEXTS.get(str(result.outcome), str(result.outcome))
+    outcome = _OUTCOME_TEXTS.get(str(result.outcome), str(result.outcome))
     version = f"version {result.version_ordinal} ({result.version_label}), revision {result.revision}"
     would_be = "would be " if result.is_dry_run and str(result.outcome).startswith("new_") else ""
-    return f"{would_be}{what}: {result.dataset_id}, {version}"
+    return f"{would_be}{outcome}: {result.dataset_id}, {version}"
 
 
 def _facts(result: "AssetSubmissionResult") -> dict[str, str | None]:
@@ -261,9 +261,9 @@ def _facts(result: "AssetSubmissionResult") -> dict[str, str | None]:
             size_text(estimate.size_bytes) if estimate.size_bytes is not None else "",
             duration(estimate.seconds) if estimate.seconds is not None else "",
         ]
-        known = ", ".join(filter(None, parts)) or "unknown"
+        quantities = ", ".join(filter(None, parts)) or "unknown"
         runs = counted(estimate.based_on_runs, "past run") if estimate.based_on_runs else "no past run"
-        facts["estimate"] = f"{known} (from {runs})"
+        facts["estimate"] = f"{quantities} (from {runs})"
     if result.same_content_as is not None:
         facts["note"] = f"version {result.same_content_as} has the same content"
     return facts

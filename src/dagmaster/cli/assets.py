@@ -97,7 +97,7 @@ def history(state: State, *, asset: str, version: int | None, limit: int, after:
     state.print_page("events", state.client.asset_history(asset, limit, after, version=version), print_history)
 
 
-def _seen(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
+def _seen_asset(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
     from dagmaster.cli.asset_changes import SeenAsset
 
     return SeenAsset(state, asset, etag)
@@ -118,10 +118,10 @@ def _seen(state: State, asset: str, etag: str | None = None) -> "SeenAsset":
 @pass_state
 def approve(state: State, /, *, asset: str, version: int | None, etag: str | None, **request: Any) -> None:
     """Publish the newest revision of a version; by default, of the version that waits for review."""
-    seen = _seen(state, asset, etag)
-    ordinal = version if version is not None else seen.version_to_decide("approve")
-    response = seen.change("approve", version=ordinal, **request)
-    state.print_result(response, f"{seen.name_of(ordinal)} is approved")
+    seen_asset = _seen_asset(state, asset, etag)
+    ordinal = version if version is not None else seen_asset.version_to_decide("approve")
+    response = seen_asset.change("approve", version=ordinal, **request)
+    state.print_result(response, f"{seen_asset.name_of(ordinal)} is approved")
     if not state.json:
         _note_map(state, response, ordinal)
 
@@ -135,10 +135,10 @@ def approve(state: State, /, *, asset: str, version: int | None, etag: str | Non
 @pass_state
 def reject(state: State, /, *, asset: str, version: int | None, etag: str | None, **request: Any) -> None:
     """Refuse the newest revision of a version. An older revision that is approved stays served."""
-    seen = _seen(state, asset, etag)
-    ordinal = version if version is not None else seen.version_to_decide("reject")
-    response = seen.change("reject", version=ordinal, **request)
-    state.print_result(response, f"{seen.name_of(ordinal)} is rejected")
+    seen_asset = _seen_asset(state, asset, etag)
+    ordinal = version if version is not None else seen_asset.version_to_decide("reject")
+    response = seen_asset.change("reject", version=ordinal, **request)
+    state.print_result(response, f"{seen_asset.name_of(ordinal)} is rejected")
 
 
 @assets.command("clear")
@@ -149,9 +149,9 @@ def reject(state: State, /, *, asset: str, version: int | None, etag: str | None
 @pass_state
 def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag: str | None) -> None:
     """Decide who may see approved versions: reviewers only (uncleared), internal users (ouo), or everyone (public)."""
-    seen = _seen(state, asset, etag)
-    response = seen.change("clear", clearance_level=clearance, reason=reason)
-    state.print_result(response, f"the clearance of {seen.name} is {clearance}")
+    seen_asset = _seen_asset(state, asset, etag)
+    response = seen_asset.change("clear", clearance_level=clearance, reason=reason)
+    state.print_result(response, f"the clearance of {seen_asset.name} is {clearance}")
 
 
 @assets.command("expose")
@@ -162,9 +162,9 @@ def clear(state: State, *, asset: str, clearance: str, reason: str | None, etag:
 @pass_state
 def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag: str | None) -> None:
     """Serve only the latest approved version, or each approved version under its number."""
-    seen = _seen(state, asset, etag)
-    response = seen.change("expose", exposure=exposure, reason=reason)
-    state.print_result(response, f"the exposure of {seen.name} is {exposure}")
+    seen_asset = _seen_asset(state, asset, etag)
+    response = seen_asset.change("expose", exposure=exposure, reason=reason)
+    state.print_result(response, f"the exposure of {seen_asset.name} is {exposure}")
 
 
 @assets.command("unpublish")
@@ -176,11 +176,11 @@ def expose(state: State, *, asset: str, exposure: str, reason: str | None, etag:
 @pass_state
 def unpublish(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
     """Stop serving a version; without --version, the whole asset. The data is kept: approving it publishes it again."""
-    seen = _seen(state, asset, etag)
-    if not yes and not seen.is_confirmed("Unpublish", version):
+    seen_asset = _seen_asset(state, asset, etag)
+    if not yes and not seen_asset.is_confirmed("Unpublish", version):
         return 1
-    response = seen.change("unpublish", version=version, reason=reason)
-    state.print_result(response, f"{seen.name_of(version)} is unpublished")
+    response = seen_asset.change("unpublish", version=version, reason=reason)
+    state.print_result(response, f"{seen_asset.name_of(version)} is unpublished")
     return 0
 
 
@@ -195,10 +195,10 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
 
     The first export starts automatically when a version is approved and its asset is public.
     """
-    seen = _seen(state, asset, etag)
-    response = seen.change("export", version=version, reason=reason)
+    seen_asset = _seen_asset(state, asset, etag)
+    response = seen_asset.change("export", version=version, reason=reason)
     state.print_result(
-        response, f"the export of {seen.name_of(version)} will start; `dagmaster assets show` shows its state"
+        response, f"the export of {seen_asset.name_of(version)} will start; `dagmaster assets show` shows its state"
     )
 
 
@@ -211,11 +211,11 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
 @pass_state
 def delete(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
     """Delete a version; without --version, the whole asset. Its data is removed after PURGE_DAYS."""
-    seen = _seen(state, asset, etag)
-    if not yes and not seen.is_confirmed("Delete", version):
+    seen_asset = _seen_asset(state, asset, etag)
+    if not yes and not seen_asset.is_confirmed("Delete", version):
         return 1
-    response = seen.delete(version=version, reason=reason)
-    state.print_result(response, f"{seen.name_of(version)} is deleted")
+    response = seen_asset.delete(version=version, reason=reason)
+    state.print_result(response, f"{seen_asset.name_of(version)} is deleted")
     return 0
 
 
@@ -240,10 +240,10 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
     from dagmaster.client.models.assets import SignedLink
     from dagmaster.client.models.base import read
 
-    seen = _seen(state, asset)
+    seen_asset = _seen_asset(state, asset)
     if version is None:
-        version, revision = seen.version_to_show(revision)
-    response = state.client.link(seen.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
+        version, revision = seen_asset.version_to_show(revision)
+    response = state.client.link(seen_asset.info.asset_id, version, {"revision": revision, "expires_in_hours": hours})
     if state.json:
         state.emit(response)
         return
@@ -251,7 +251,7 @@ def link(state: State, *, asset: str, version: int | None, revision: int | None,
     state.say(signed.map_url)
     revision_text = f", revision {revision}" if revision else ""
     until = f"until {at(signed.expires_at)} UTC"
-    state.note(f"{seen.name_of(version)}{revision_text}, {until}; TileJSON:\n  {signed.tilejson_url}")
+    state.note(f"{seen_asset.name_of(version)}{revision_text}, {until}; TileJSON:\n  {signed.tilejson_url}")
 
 
 def _note_map(state: State, response: "Json", ordinal: int) -> None:

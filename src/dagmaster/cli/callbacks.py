@@ -7,7 +7,7 @@ import click
 from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
 from dagmaster.cli.completion import platform_option
 from dagmaster.cli.tables import Column, ago, at, print_records, print_table
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from dagmaster.cli.printable import ascii_json, is_unicode
-from dagmaster.client.neutral import neutral, neutral_json
+from dagmaster.client.escaping import escaped, escaped_json
 from dagmaster.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ class State:
         """Whether logs are JSON. Does not fail if other settings are invalid."""
         from dagmaster import settings
 
-        return settings.repaired().log_format == "json"
+        repaired, _ = settings.repaired()
+        return repaired.log_format == "json"
 
     def log(self) -> None:
         """Configure logging, for commands that run parts of the engine; without this, logs go to standard output."""
@@ -114,7 +115,7 @@ class State:
 
     def say(self, text: str) -> None:
         """Print a line of a result for people."""
-        write(sys.stdout, neutral(text))
+        write(sys.stdout, escaped(text))
 
     def announce(self, text: str) -> None:
         """Print a line that only people need: nothing with --json."""
@@ -123,7 +124,7 @@ class State:
 
     def note(self, text: str) -> None:
         """Print a remark to standard error."""
-        write(sys.stderr, neutral(text))
+        write(sys.stderr, escaped(text))
 
     def comment(self, text: str) -> None:
         """Print a remark that only people need: nothing with --json."""
@@ -154,17 +155,17 @@ class State:
         else:
             text()
 
-    def confirm(self, question: str, about: Sequence[str] = ()) -> bool:
-        """Print the lines `about`, then ask for confirmation on the terminal."""
+    def confirm(self, question: str, lines: Sequence[str] = ()) -> bool:
+        """Print the lines `lines`, then ask for confirmation on the terminal."""
         if self.json or not sys.stdin.isatty():
             raise InvalidRequest(
                 "confirmation is required, but --json is given or the input is not a terminal",
                 code="usage",
                 hint="add --yes",
             )
-        for line in about:
+        for line in lines:
             self.say(line)
-        return click.confirm(neutral(question), err=True)
+        return click.confirm(escaped(question), err=True)
 
     def say_facts(self, facts: Mapping[str, object], width: int = 10) -> None:
         """Print names and values in two columns. Facts without a value are left out."""
@@ -178,7 +179,7 @@ class State:
         page: "tuple[list[Json], Any]",
         show: "Callable[[State, list[Json]], None]",
         *,
-        what: str | None = None,
+        noun: str | None = None,
     ) -> None:
         """Print a page: its entries, and the cursor of the next page. `show` prints the entries for people; a note says
         if there are none, or how to get the next page."""
@@ -189,7 +190,7 @@ class State:
         if entries:
             show(self, entries)
         else:
-            self.note(f"no {what or name}")
+            self.note(f"no {noun or name}")
         if next_cursor is not None:
             self.note(f"more with: --after {shlex.quote(str(next_cursor))}")
 
@@ -204,7 +205,7 @@ def as_json(value: Any, *, indent: bool = True) -> str:
 
     options = orjson.OPT_INDENT_2 if indent else 0
     text = orjson.dumps(value, default=str, option=options | orjson.OPT_NON_STR_KEYS | orjson.OPT_UTC_Z).decode()
-    return neutral_json(text)
+    return escaped_json(text)
 
 
 def end_the_line() -> None:
@@ -258,15 +259,17 @@ def words_option(name: str, *more: str, words: Sequence[str], text: str) -> Call
     return click.option(name, *more, type=choice, multiple=True, callback=_distinct_words, help=text)
 
 
-def limit_option(most: int, *, default: int) -> Callable[[Callback], Callback]:
-    limits = click.IntRange(1, most)
+def limit_option(max_limit: int, *, default: int) -> Callable[[Callback], Callback]:
+    limits = click.IntRange(1, max_limit)
     return click.option("--limit", type=limits, default=default, show_default=True, help="Maximum number of entries")
 
 
-def page_options(most: int, *, default: int, entry: str, metavar: str = "CURSOR") -> Callable[[Callback], Callback]:
+def page_options(
+    max_limit: int, *, default: int, entry: str, metavar: str = "CURSOR"
+) -> Callable[[Callback], Callback]:
     """`--limit` and `--after`, of commands that list a page of entries."""
     after = click.option("--after", metavar=metavar, help=f"Continue after this {entry} (`next` of the previous page)")
-    return lambda command: limit_option(most, default=default)(after(command))
+    return lambda command: limit_option(max_limit, default=default)(after(command))
 
 
 def input_options(command: Callback) -> Callback:

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from dagmaster.cli.command import Callback, Command, State, pass_state
-from dagmaster.client.neutral import neutral, one_line
+from dagmaster.client.escaping import escaped, one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.json_client import JsonClient
@@ -72,7 +72,7 @@ def _items(
 
 
 def _workflows(client: "JsonClient") -> list[CompletionItem]:
-    return _items(client.workflows(200), "workflow_id", lambda workflow: neutral(one_line(workflow["name"])))
+    return _items(client.workflows(200), "workflow_id", lambda workflow: escaped(one_line(workflow["name"])))
 
 
 def _jobs(client: "JsonClient") -> list[CompletionItem]:
@@ -90,7 +90,7 @@ def _assets(client: "JsonClient") -> list[CompletionItem]:
 
 
 def _platforms(client: "JsonClient") -> list[CompletionItem]:
-    return _items(client.platforms(), "platform_id", lambda platform: neutral(one_line(platform["display_name"])))
+    return _items(client.platforms(), "platform_id", lambda platform: escaped(one_line(platform["display_name"])))
 
 
 complete_assets = _completing(_assets)

@@ -6,7 +6,7 @@ import click
 
 from dagmaster.cli.command import Group, State, as_json, page_options, pass_state
 from dagmaster.cli.tables import Column, ago, at, print_records
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -24,7 +24,7 @@ def dead_letters() -> None:
 def list_dead_letters(state: State, reason: str | None, limit: int, after: str | None) -> None:
     """List dead letters, newest first."""
     page = state.client.dead_letters(limit, after, reason)
-    state.print_page("dead_letters", page, _print_letters, what="dead letters")
+    state.print_page("dead_letters", page, _print_letters, noun="dead letters")
 
 
 def _print_letters(state: State, page: "list[Json]") -> None:
@@ -63,8 +63,8 @@ def show_dead_letter(state: State, dead_letter: str) -> None:
         "job": letter.job_id and f"{letter.job_id}, node {letter.node_id}",
     }
     state.say_facts(facts, width=11)
-    what = "resume its job" if letter.job_id else "replay it"
-    state.note(f"{what} with: dagmaster dead-letters replay {letter.dead_letter_id}")
+    effect = "resume its job" if letter.job_id else "replay it"
+    state.note(f"{effect} with: dagmaster dead-letters replay {letter.dead_letter_id}")
 
 
 @dead_letters.command("replay")

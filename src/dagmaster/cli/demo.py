@@ -198,8 +198,8 @@ def _make_scene(state: State, storage: "Storage", folder: Path, size: int) -> "L
     from dagmaster.raster.landscape import CRS, PIXEL_METRES, make_landscape
     from dagmaster.storage.location import Zone
 
-    about = f"{size:,} × {size:,} pixels of {PIXEL_METRES:.0f} m in {CRS}"
-    state.announce(f"1  scene: a synthetic landscape of {about} …")
+    scene_text = f"{size:,} × {size:,} pixels of {PIXEL_METRES:.0f} m in {CRS}"
+    state.announce(f"1  scene: a synthetic landscape of {scene_text} …")
     begun = time.monotonic()
     with _bar(state) as on_progress:
         make_landscape(folder / _SCENE, size, on_progress=on_progress)

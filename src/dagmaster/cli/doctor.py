@@ -1,5 +1,6 @@
 """`dagmaster doctor`: check this machine, the database and the platform, and say how to fix what is wrong."""
 
+from collections import Counter
 from threading import Timer
 
 import click
@@ -28,23 +29,22 @@ def doctor(state: State) -> int:
     finally:
         slow.cancel()
     findings = [(check, each) for check, group in checked.items() for each in group]
-    problems, warnings, fine = (
-        sum(each.level == level for _, each in findings) for level in ("problem", "warning", "ok")
-    )
+    levels = Counter[str](each.level for _, each in findings)
+    problems, warnings = levels["problem"], levels["warning"]
     if state.json:
-        counts = {"is_healthy": not problems, "problems": problems, "warnings": warnings}
         shown = [{"check": check, **each._asdict(), "found": each.observation} for check, each in findings]
+        counts = {"is_healthy": not problems, "problems": problems, "warnings": warnings}
         state.emit({**counts, "findings": shown})  # `found` is the former name of `observation`
-        return 1 if problems else 0
-    skipped: dict[str, list[str]] = {}
-    for check, each in findings:
-        if each.level == "skipped":
-            skipped.setdefault(each.observation, []).append(check)
-            continue
-        state.say(f"{_MARKS[each.level]:<8}{check:<18} {each.observation}")
-        if each.fix:
-            state.say(f"{'':<26} fix: {each.fix}")
-    for reason, names in skipped.items():
-        state.say(f"skipped: {', '.join(names)}: {reason}")
-    state.say(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}, {fine} ok")
+    else:
+        skipped: dict[str, list[str]] = {}
+        for check, each in findings:
+            if each.level == "skipped":
+                skipped.setdefault(each.observation, []).append(check)
+                continue
+            state.say(f"{_MARKS[each.level]:<8}{check:<18} {each.observation}")
+            if each.fix:
+                state.say(f"{'':<26} fix: {each.fix}")
+        for reason, names in skipped.items():
+            state.say(f"skipped: {', '.join(names)}: {reason}")
+        state.say(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}, {levels['ok']} ok")
     return 1 if problems else 0

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from dagmaster.cli.command import INTERRUPTED, State, end_the_line
 from dagmaster.client.blockers import Blockers
+from dagmaster.client.escaping import one_line
 from dagmaster.client.feed import Feed, Reconnection
 from dagmaster.client.models.base import read
 from dagmaster.client.models.jobs import JobDetail, JobSummary, PublicJob
 from dagmaster.client.models.nodes import ErrorFacts, FailedNode, NodeSummary
-from dagmaster.client.neutral import one_line
 from dagmaster.client.outcome import JobOutcome
 from dagmaster.quantities import counted
 
@@ -45,7 +45,7 @@ def follow(state: State, job_id: str, *, live: bool) -> int:
     return 0 if outcome.status == "completed" else 1
 
 
-def detached(state: State, job_id: str, *, what: str = "the job continues") -> int:
+def detached(state: State, job_id: str, *, state_text: str = "the job continues") -> int:
     """Say how to watch the job again; returns the exit code."""
     command = f"dagmaster jobs watch {job_id}"
     if state.json:
@@ -53,7 +53,7 @@ def detached(state: State, job_id: str, *, what: str = "the job continues") -> i
         return INTERRUPTED
     end_the_line()
     # On its own line, because a terminal would break the id.
-    state.note(f"detached: {what}; watch it with:\n  {command}")
+    state.note(f"detached: {state_text}; watch it with:\n  {command}")
     return INTERRUPTED
 
 
@@ -62,7 +62,7 @@ def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
     begun = time.monotonic()
     printed: list[str] = []
     blockers = Blockers(state.client, job_id)
-    while not reconnection.call(lambda: read(JobSummary, state.client.job_line(job_id))).is_over:
+    while not reconnection.call(lambda: read(JobSummary, state.client.job_summary(job_id))).is_over:
         waited = time.monotonic() - begun
         for line in blockers.read(is_quiet=waited > _QUIET_SECONDS):
             if line not in printed:

@@ -205,6 +205,6 @@ def _public_review(review: ReviewState) -> Json:
 def _note_review(state: State, review: ReviewState) -> None:
     if review.is_approved:
         return
-    state.note(f"{review.why or 'the result waits for review, and is not on the map yet'}; decide with:")
+    state.note(f"{review.reason or 'the result waits for review, and is not on the map yet'}; decide with:")
     state.note(f"  {approve_command(review.asset, review.ordinal)}")
     state.note(f"  dagmaster assets reject {review.asset.dataset_id} --version {review.ordinal} --reason …")

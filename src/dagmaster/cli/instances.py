@@ -7,7 +7,7 @@ import click
 
 from dagmaster.cli.command import Group, State, limit_option, pass_state
 from dagmaster.cli.tables import Column, at, print_records
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 from dagmaster.quantities import counted, duration
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ def cancel(state: State, job_id: str, request: Json, wait_seconds: float) -> int
     try:
         response = _cancelled(state, job_id, request, wait_seconds)
     except KeyboardInterrupt:
-        return detached(state, job_id, what="the job will still be cancelled")
+        return detached(state, job_id, state_text="the job will still be cancelled")
     state.print_result(response, lambda: _print_end(state, read(CancelProgress, response)))
     return 0 if response["status"] == "cancelled" or not response["is_over"] else _CONFLICT
 
@@ -37,7 +37,7 @@ def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) ->
             if error.code != "job.ended":
                 raise
             # The job ended between two polls.
-            response = {**response, "status": state.client.job_line(job_id)["status"], "is_over": True}
+            response = {**response, "status": state.client.job_summary(job_id)["status"], "is_over": True}
         progress.show(read(CancelProgress, response))
     return response
 
@@ -64,10 +64,10 @@ def _steps(task: StoppingTask) -> list[str]:
     lines = []
     if task.acknowledged_at is not None:
         after = (task.acknowledged_at - task.requested_at).total_seconds()
-        lines.append(f"{name}: worker {task.worker_id} asked its handler to stop after {after:.1f} s")
+        lines.append(f"{name}: worker {task.worker_id} asked its handler to stop, {after:.1f} s after the request")
     if task.finished_at is not None:
         after = (task.finished_at - task.requested_at).total_seconds()
-        lines.append(f"{name}: ended after {after:.1f} s")
+        lines.append(f"{name}: ended {after:.1f} s after the request")
     return lines
 
 

@@ -6,7 +6,7 @@ import click
 
 from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.tables import Column, at, print_records
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 from dagmaster.quantities import counted
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def janitor() -> None:
 def list_actions(state: State, /, *, limit: int, after: str | None, **filters: str | None) -> None:
     """List what the janitor did, newest first."""
     page = state.client.janitor_actions(limit, after, **filters)
-    state.print_page("actions", page, _print_actions, what="janitor actions")
+    state.print_page("actions", page, _print_actions, noun="janitor actions")
 
 
 @janitor.command("run")

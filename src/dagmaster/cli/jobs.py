@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from dagmaster.cli.command import (
     Callback,
@@ -20,7 +21,7 @@ from dagmaster.cli.command import (
     yes_option,
 )
 from dagmaster.cli.completion import complete_jobs, complete_workflows
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 from dagmaster.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
@@ -263,6 +264,14 @@ _follow = click.option(
 )
 
 
+def _require_no_page(entries: str, *options: str) -> None:
+    """Refuse options that select a page, for a command that prints all entries."""
+    context = click.get_current_context()
+    given = [f"--{name}" for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise InvalidRequest(f"--follow prints all {entries}, so {' and '.join(given)} cannot be used", code="usage")
+
+
 @jobs.command("logs")
 @click.argument("job", shell_complete=complete_jobs)
 @click.option("--node", metavar="NODE", help="Only lines of this node; for a fan_out, of its children")
@@ -278,9 +287,10 @@ def logs(
 
     job_id = state.client.find_job(job)
     if follow:
+        _require_no_page("lines", "limit", "after")
         return follow_logs(state, job_id, node, attempt)
     page = state.client.logs(job_id, limit, after, node_id=node, attempt=attempt)
-    state.print_page("lines", page, partial(_print_lines, text_of), what="log lines")
+    state.print_page("lines", page, partial(_print_lines, text_of), noun="log lines")
     return 0
 
 
@@ -302,6 +312,7 @@ def events(state: State, *, job: str, node: str | None, limit: int, after: int, 
     """List the events of a job in order: its whole history."""
     job_id = state.client.find_job(job)
     if follow:
+        _require_no_page("events", "limit")
         _require_node(state, job_id, node)
         return _follow_events(state, job_id, node, after)
     page, next_cursor = state.client.events(job_id, limit, after, node)

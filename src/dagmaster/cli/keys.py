@@ -139,8 +139,8 @@ def _print_created(state: State, response: dict[str, Any]) -> None:
 
 def _print_keys(state: State, page: list[dict[str, Any]]) -> None:
     from dagmaster.cli.tables import Column, at, print_records
+    from dagmaster.client.escaping import one_line
     from dagmaster.client.models.assets import KeyInfo
-    from dagmaster.client.neutral import one_line
 
     def scopes(key: KeyInfo) -> str:
         limits = (f" of {key.platform_id}" if key.platform_id else "") + (

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 from dagmaster.cli.command import as_json
 from dagmaster.cli.tables import Column, print_records
+from dagmaster.client.escaping import one_line
 from dagmaster.client.models.base import Json, read
 from dagmaster.client.models.commands import CommandInfo
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
-from dagmaster.client.neutral import one_line
 
 if TYPE_CHECKING:
     from dagmaster.cli.command import State

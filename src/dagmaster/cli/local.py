@@ -67,8 +67,8 @@ def remove_data(state: State, names: tuple[str, ...], orphaned: bool, yes: bool)
 def _is_confirmed(state: State, data: "list[LocalData]") -> bool:
     sizes = [size_text((each.database_bytes or 0) + (each.folder_bytes or 0)) for each in data]
     folders = [each.folder or "data folder unknown" for each in data]
-    about = [f"{each.id}  {size}  {folder}" for each, size, folder in zip(data, sizes, folders, strict=True)]
-    return state.confirm("Delete this data?", about)
+    lines = [f"{each.id}  {size}  {folder}" for each, size, folder in zip(data, sizes, folders, strict=True)]
+    return state.confirm("Delete this data?", lines)
 
 
 def _folder(data: "LocalData") -> str:

@@ -19,11 +19,11 @@ def login(state: State) -> None:
     """
     from dagmaster.client.credentials import key_for, store_key
 
-    given = state.key or state.settings.api_key or _read_key()
-    state.key = key_for(state.settings, chosen=given)
+    key = state.key or state.settings.api_key or _read_key()
+    state.key = key_for(state.settings, chosen=key)
     caller = state.client.caller()
     if caller["is_authentication_enabled"]:
-        file = store_key(state.settings, state.server, given)
+        file = store_key(state.settings, state.server, key)
     else:
         raise InvalidRequest(
             "authentication is disabled on this platform: commands need no key",

@@ -19,7 +19,7 @@ import click
 from dagmaster import __version__, errors
 from dagmaster.cli.command import INTERRUPTED, Group, State, as_json, pass_state, write
 from dagmaster.cli.printable import prepare_streams
-from dagmaster.client.neutral import neutral
+from dagmaster.client.escaping import escaped
 
 # Each module is imported when it is needed, so that light commands start fast.
 COMMANDS = {
@@ -210,12 +210,12 @@ def _error_lines(error: Exception, state: State) -> tuple[int, list[str]]:
         return code, [*lines, as_json({"error": facts}, indent=False)]
     if state.is_log_json():
         return code, [*lines, _log_line(facts)]
-    lines.append(neutral(f"error: {facts['message']}"))
+    lines.append(escaped(f"error: {facts['message']}"))
     if facts.get("hint"):
-        lines.append(neutral(f"hint: {facts['hint']}"))
+        lines.append(escaped(f"hint: {facts['hint']}"))
     details = facts.get("facts") or {}
     if details.get("request_id") and details.get("status", 0) >= 500:
-        lines.append(neutral(f"request id: {details['request_id']}"))
+        lines.append(escaped(f"request id: {details['request_id']}"))
     return code, lines
 
 
@@ -233,7 +233,7 @@ def _traceback(error: Exception) -> str:
 
     from dagmaster.observe.redaction import redact
 
-    return neutral(redact("".join(traceback.format_exception(error))))
+    return escaped(redact("".join(traceback.format_exception(error))))
 
 
 def describe_error(error: Exception, command: str | None = None) -> tuple[int, dict[str, Any]]:
@@ -257,9 +257,9 @@ def describe_error(error: Exception, command: str | None = None) -> tuple[int, d
             return NOT_ALLOWED, redact_value({"code": "not-allowed", "message": str(error), "hint": None})
         case OSError():
             return UNAVAILABLE, redact_value({"code": "system", "message": _system_message(error), "hint": None})
-    what = f"{type(error).__name__}: {error}".strip(": ")
+    text = f"{type(error).__name__}: {error}".strip(": ")
     hint = "this is a bug in dagmaster; run again with -v for the traceback"
-    return BUG, redact_value({"code": "bug", "message": f"unexpected error: {what}", "hint": hint})
+    return BUG, redact_value({"code": "bug", "message": f"unexpected error: {text}", "hint": hint})
 
 
 def _system_message(error: OSError) -> str:

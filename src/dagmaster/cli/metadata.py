@@ -77,13 +77,13 @@ def set_metadata(
     dagmaster metadata set dem --title "Heights of the Alps" --keyword alps --keyword height
     dagmaster metadata publish dem
     """
-    given = {
+    options = {
         **texts,
         "description": _text(description),
         "keywords": list(keywords) or None,
         "style": json_object("--style", style) if style is not None else None,
     }
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if conflicting := sorted(changes.keys() & set(remove)):
         raise InvalidRequest(f"{', '.join(conflicting)} cannot be set and removed", code="usage")
     changes |= dict.fromkeys(remove)

@@ -25,9 +25,9 @@ def workflow_bytes(path: Path, limit: int) -> bytes:
 
 
 def read_workflow(state: "State", path: Path) -> "Workflow":
-    """The workflow in a file, checked against this installation; raises with all its problems."""
+    """The workflow in a file, checked against this installation. The error has all problems of the file."""
     from dagmaster.handlers.registry import installed
-    from dagmaster.library.workflows import read_beside_library
+    from dagmaster.library.workflows import read_with_library
 
     text = workflow_bytes(path, state.settings.max_yaml_bytes)
-    return read_beside_library(path, text, state.settings, installed())
+    return read_with_library(path, text, state.settings, installed())

@@ -12,9 +12,9 @@ from dagmaster.cli.command import State, as_json
 from dagmaster.cli.files import save
 from dagmaster.cli.follow import fault_text
 from dagmaster.cli.tables import Column, at, print_table, state_text
+from dagmaster.client.escaping import one_line
 from dagmaster.client.models.base import Json, read
 from dagmaster.client.models.nodes import Attempt, NodeDetail, SavedCheckpoint, error_facts
-from dagmaster.client.neutral import one_line
 from dagmaster.errors import InvalidRequest
 from dagmaster.quantities import counted
 

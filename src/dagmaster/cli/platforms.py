@@ -86,11 +86,11 @@ def add_platform(
 )
 @reason_option("recorded in the audit log")
 @pass_state
-def set_platform(state: State, /, *, platform: str, **given: Any) -> None:
+def set_platform(state: State, /, *, platform: str, **options: Any) -> None:
     """Change a platform. Fields that are not given stay unchanged."""
     from dagmaster.cli.asset_pages import print_platform
 
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = {name: value for name, value in options.items() if value is not None}
     response = state.client.change_platform(platform, changes)
     state.print_result(response, lambda: print_platform(state, response))
 

@@ -4,7 +4,7 @@
                                     └▶ upload them, if the platform is not that of this data folder
 
 Invalid files are reported before anything is copied; the job validates them again. Several files become one collection.
-If no platform is running, one is started for the duration of the job, with the default data folder.
+If no platform is running on the data folder, one is started for the duration of the job.
 """
 
 from functools import partial
@@ -252,9 +252,9 @@ def _print_end(state: State, ingestion: "Ingestion", local: "LocalPlatform", cod
             f"and watch it with:\n  dagmaster jobs watch{chosen} {ingestion.job_id}"
         )
     else:
-        serve = "To serve the addresses above again, run" if local.maps_url else "Serve the results with"
-        why = "To see details, start the platform again with" if code else serve
-        state.announce(f"everything stopped; the files stay. {why}:\n  dagmaster up{chosen}")
+        serve_text = "To serve the addresses above again, run" if local.maps_url else "Serve the results with"
+        next_step = "To see details, start the platform again with" if code else serve_text
+        state.announce(f"everything stopped; the files stay. {next_step}:\n  dagmaster up{chosen}")
 
 
 def _detached(state: State, ingestion: "Ingestion") -> int:

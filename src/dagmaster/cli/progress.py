@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagmaster.cli.command import State
-from dagmaster.client.neutral import neutral
+from dagmaster.client.escaping import escaped
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -43,4 +43,4 @@ def progress_bar(state: State, title: str, *, is_bytes: bool = True) -> Iterator
     counters = (DownloadColumn(), TransferSpeedColumn()) if is_bytes else (MofNCompleteColumn(),)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *counters)
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        yield ProgressBar(progress, progress.add_task(neutral(title), total=None))
+        yield ProgressBar(progress, progress.add_task(escaped(title), total=None))

@@ -8,7 +8,7 @@ import click
 from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_queues
 from dagmaster.cli.tables import Column, print_records
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 from dagmaster.quantities import duration
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dagmaster.cli.command import State
 from dagmaster.cli.validation import print_finding
-from dagmaster.client.neutral import neutral
+from dagmaster.client.escaping import escaped
 from dagmaster.errors import Unavailable
 from dagmaster.ingest.preview import make_preview
 from dagmaster.ingest.results import ResultSummary, warnings_of
@@ -65,4 +65,4 @@ def _print_lines(state: State, lines: dict[str, str | None]) -> None:
 
     for word, text in lines.items():
         if text:
-            state.console.print(Text.assemble("  ", (f"{word:<9}", "bold"), neutral(text)), soft_wrap=True)
+            state.console.print(Text.assemble("  ", (f"{word:<9}", "bold"), escaped(text)), soft_wrap=True)

@@ -10,10 +10,10 @@ from dagmaster.cli.command import as_json
 from dagmaster.cli.follow import failure_lines, reason_of, remedy_for
 from dagmaster.cli.tables import Column, ago, at, print_table, state_text, time_left
 from dagmaster.client.blockers import blockers_of
+from dagmaster.client.escaping import one_line
 from dagmaster.client.models.base import read, read_all
 from dagmaster.client.models.jobs import Deliverable, JobDetail, JobSummary, Outcomes
 from dagmaster.client.models.nodes import FailedNode, PublicNode, StageSummary, WaitingNodes
-from dagmaster.client.neutral import one_line
 from dagmaster.client.node_remarks import in_seconds, remarks_of, seconds_of
 from dagmaster.client.outcome import JobPage
 from dagmaster.quantities import counted, duration
@@ -29,8 +29,8 @@ def print_page(console: Console, page: JobPage) -> None:
     if stop := job.stop_reason:
         console.print(Text(f"{'stopped' if job.is_over else 'stopping':<11} {stop}", style="yellow"), soft_wrap=True)
     if job.error_message or page.failed:
-        why = reason_of(page.detail) if job.is_over else job.error_message or ""
-        _print_lines(console, "errors", [why, *failure_lines(read_all(FailedNode, page.failed))], "bold red")
+        reason = reason_of(page.detail) if job.is_over else job.error_message or ""
+        _print_lines(console, "errors", [reason, *failure_lines(read_all(FailedNode, page.failed))], "bold red")
     console.print(Text("\nnodes", style="bold"))
     print_nodes(console, page.detail.nodes, page.detail.now, has_stages=True)
     if any(stage.nodes > 1 for stage in page.detail.stages):
@@ -72,9 +72,9 @@ def _outcome_lines(outcomes: Outcomes, job_id: str) -> list[str]:
     primary = outcomes.primary
     lines = [f"  {_status_text(primary.status)}: {one_line(primary.description)} ({one_line(primary.details)})"]
     for node in outcomes.secondary:
-        about = f" ({one_line(node.description)})" if node.description != node.node_id else ""
-        why = f": {one_line(node.error)}" if node.error else ""
-        lines.append(f"  {_status_text(node.status)}: {node.importance} node {node.node_id}{about}{why}")
+        description = f" ({one_line(node.description)})" if node.description != node.node_id else ""
+        reason = f": {one_line(node.error)}" if node.error else ""
+        lines.append(f"  {_status_text(node.status)}: {node.importance} node {node.node_id}{description}{reason}")
         if node.recovery:
             lines.append(f"    run it again with: dagmaster jobs resume {job_id}")
     return lines
@@ -110,7 +110,7 @@ def _facts(page: JobPage) -> list[tuple[str, str]]:
         ("priority", str(job.priority)),
     ]
     optional = {
-        "submitted": one_line(job.submitted_by),
+        "submitter": one_line(job.submitted_by),
         "correlation": one_line(job.correlation_id),
         "key": one_line(job.idempotency_key),
         "resumed": counted(job.resume_count, "time") if job.resume_count else None,

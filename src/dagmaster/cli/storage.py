@@ -53,7 +53,7 @@ def verify_storage(state: State, checksums: bool, min_age_hours: float, limit: i
             state.dsn,
             open_storage(state.settings),
             reads_content=checksums,
-            least_age=timedelta(hours=min_age_hours),
+            min_age=timedelta(hours=min_age_hours),
             limit=limit,
             on_progress=lambda report: _show_progress(state, report),
         )

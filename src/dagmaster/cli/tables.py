@@ -77,19 +77,19 @@ def print_table(console: "Console", columns: Sequence[Column[T]], records: Itera
     from rich.table import Table
 
     cells = [[_cell(console, column, record) for column in columns] for record in records]
-    kept, below = _fitting(console.width, columns, cells)
+    shown, below = _fitting(console.width, columns, cells)
     if below:
-        _print_with_lines_below(console, columns, cells, kept, below)
+        _print_with_lines_below(console, columns, cells, shown, below)
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for index in kept:
+    for index in shown:
         column = columns[index]
         table.add_column(
             column.heading, no_wrap=not column.is_long, overflow="fold", justify="right" if column.is_number else "left"
         )
     for row in cells:
-        table.add_row(*(row[index] for index in kept))
-    with _widened_console(console, _width(kept, columns, cells)):
+        table.add_row(*(row[index] for index in shown))
+    with _widened_console(console, _width(shown, columns, cells)):
         console.print(table)
 
 
@@ -108,15 +108,15 @@ def _cell(console: "Console", column: Column[T], record: T) -> "Text":
 
 
 def _print_with_lines_below(
-    console: "Console", columns: Sequence[Column[Any]], rows: "Rows", kept: Sequence[int], below: Sequence[int]
+    console: "Console", columns: Sequence[Column[Any]], rows: "Rows", shown: Sequence[int], below: Sequence[int]
 ) -> None:
     from rich.text import Text
 
-    widths = [max(len(columns[index].heading), *(_cell_width(row[index]) for row in rows)) for index in kept]
+    widths = [max(len(columns[index].heading), *(_cell_width(row[index]) for row in rows)) for index in shown]
     headings = [Text(column.heading, style="bold") for column in columns]
     for row in (headings, *rows):
         line = Text(" " * _GAP).join(
-            _padded(row[index], width, columns[index].is_number) for index, width in zip(kept, widths, strict=True)
+            _padded(row[index], width, columns[index].is_number) for index, width in zip(shown, widths, strict=True)
         )
         line.rstrip()
         console.print(line, soft_wrap=True)
@@ -145,23 +145,23 @@ def _widened_console(console: "Console", needed: int) -> Iterator[None]:
 
 def _fitting(width: int, columns: Sequence[Column[Any]], rows: "Rows") -> tuple[list[int], list[int]]:
     """The indexes of the columns that fit, and of those that move below the row."""
-    kept, below = list(range(len(columns))), list[int]()
-    while _width(kept, columns, rows) > width:
-        droppable = [index for index in kept if columns[index].drop]
-        movable = [index for index in kept if columns[index].is_below]
+    shown, below = list(range(len(columns))), list[int]()
+    while _width(shown, columns, rows) > width:
+        droppable = [index for index in shown if columns[index].drop]
+        movable = [index for index in shown if columns[index].is_below]
         if droppable:
-            kept.remove(max(droppable, key=lambda index: columns[index].drop))
+            shown.remove(max(droppable, key=lambda index: columns[index].drop))
         elif movable:
-            kept.remove(movable[-1])
+            shown.remove(movable[-1])
             below.insert(0, movable[-1])
         else:
             break
-    return kept, below
+    return shown, below
 
 
-def _width(kept: Sequence[int], columns: Sequence[Column[Any]], rows: "Rows") -> int:
-    total = _GAP * (len(kept) - 1)
-    for index in kept:
+def _width(shown: Sequence[int], columns: Sequence[Column[Any]], rows: "Rows") -> int:
+    total = _GAP * (len(shown) - 1)
+    for index in shown:
         widest = max([len(columns[index].heading), *(_cell_width(row[index]) for row in rows)])
         min_width = _MIN_WIDTH_MOVABLE if columns[index].is_below else _MIN_WIDTH_LONG
         total += min(widest, min_width) if columns[index].is_long else widest

@@ -8,7 +8,7 @@ import click
 from dagmaster.cli.command import Group, State, page_options, pass_state
 from dagmaster.cli.completion import platform_option
 from dagmaster.cli.tables import Column, ago, print_records
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -92,7 +92,7 @@ def sources() -> None:
 def list_sources(state: State, *, prefix: str, container: str | None, limit: int, after: str | None) -> None:
     """List objects by name; with PREFIX, only those whose names begin with it."""
     page = state.client.sources(limit, after, prefix=prefix or None, container=container)
-    state.print_page("sources", page, _print_sources, what="objects")
+    state.print_page("sources", page, _print_sources, noun="objects")
 
 
 def _print_uploads(state: State, page: "list[Json]") -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagmaster.cli.command import State
 from dagmaster.cli.progress import progress_bar
-from dagmaster.client.neutral import neutral
+from dagmaster.client.escaping import escaped
 from dagmaster.errors import InvalidRequest
 from dagmaster.ingest.sources import LocalFile
 from dagmaster.ingest.validation import CheckedFile, FileRules, findings_on_all, public_check, validate_all, with_date
@@ -74,7 +74,7 @@ def print_finding(state: State, finding: "Finding", message: str) -> None:
     from rich.text import Text
 
     word = Text(f"  {finding.severity:<6}", style=_STYLES[finding.severity])
-    state.console.print(Text.assemble(word, neutral(f"{message} [{finding.code}]")), soft_wrap=True)
+    state.console.print(Text.assemble(word, escaped(f"{message} [{finding.code}]")), soft_wrap=True)
     if finding.advice:
         _print(state, f"        {in_options(finding.advice)}", "dim")
 
@@ -82,7 +82,7 @@ def print_finding(state: State, finding: "Finding", message: str) -> None:
 def _print(state: State, text: str, style: str) -> None:
     from rich.text import Text
 
-    state.console.print(Text(neutral(text), style=style), soft_wrap=True)
+    state.console.print(Text(escaped(text), style=style), soft_wrap=True)
 
 
 def in_options(advice: str) -> str:
@@ -102,6 +102,6 @@ def _summary(checked: "Checked") -> str:
     facts = checked.facts
     if facts is None:
         return "rejected"
-    about = f"{facts.width:,} × {facts.height:,} pixels, {facts.count} × {facts.dtype}, {facts.crs or 'no CRS'}"
+    description = f"{facts.width:,} × {facts.height:,} pixels, {facts.count} × {facts.dtype}, {facts.crs or 'no CRS'}"
     verdict = "rejected" if checked.errors else checked.raster_type.value
-    return f"{about}, {size_text(facts.size_bytes)}: {verdict}"
+    return f"{description}, {size_text(facts.size_bytes)}: {verdict}"

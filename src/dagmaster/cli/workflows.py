@@ -10,7 +10,7 @@ from dagmaster.cli.command import Group, State, pass_state
 from dagmaster.cli.completion import complete_workflows_or_files
 from dagmaster.cli.naming import is_file, read_workflow
 from dagmaster.cli.tables import Column, print_table
-from dagmaster.client.neutral import one_line
+from dagmaster.client.escaping import one_line
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.quantities import counted
 
@@ -83,7 +83,7 @@ def show(state: State, workflow: str) -> None:
 def validate(state: State, files: tuple[Path, ...]) -> int:
     """Validate workflow files and show all mistakes at once; the exit code is 2 if there is any.
 
-    They are checked against the handlers installed on this machine; no platform is needed.
+    The files are checked against the handlers installed on this machine; no platform is needed.
     """
     reports = [_validated(state, file) for file in files]
     if state.json:

@@ -22,6 +22,7 @@ from dagmaster.client.models.assets import (
 )
 from dagmaster.client.models.base import parse
 from dagmaster.client.paging import PagedClient
+from dagmaster.client.request_parts import without_none
 
 
 class AsyncAssets(PagedClient):
@@ -56,7 +57,7 @@ class AsyncAssets(PagedClient):
             "platform_id": platform_id,
             "platform_refs": dict(platform_refs),
             "version_label": version_label,
-            "source": _given(source),
+            "source": without_none(source),
             "workflow_id": workflow_id,
             "parameters": dict(parameters or {}),
             "request_id": request_id,
@@ -66,7 +67,7 @@ class AsyncAssets(PagedClient):
             "force": force,
             "dry_run": dry_run,
         }
-        return parse(AssetSubmissionResult, await self.json.submit_asset(_given(submission)))
+        return parse(AssetSubmissionResult, await self.json.submit_asset(without_none(submission)))
 
     async def submission(self, request_id: str) -> SubmissionStatus:
         """The status of a submission."""
@@ -236,7 +237,7 @@ class AsyncAssets(PagedClient):
             "version_ref": version_ref,
             "b2b_may_approve": b2b_may_approve,
         }
-        return parse(PlatformInfo, await self.json.add_platform(_given(request)))
+        return parse(PlatformInfo, await self.json.add_platform(without_none(request)))
 
     async def change_platform(
         self,
@@ -256,7 +257,7 @@ class AsyncAssets(PagedClient):
             "b2b_may_approve": b2b_may_approve,
             "reason": reason,
         }
-        return parse(PlatformInfo, await self.json.change_platform(platform_id, _given(changes), etag=etag))
+        return parse(PlatformInfo, await self.json.change_platform(platform_id, without_none(changes), etag=etag))
 
     async def audit(
         self,
@@ -296,7 +297,3 @@ class Assets(Blocking[C]):
     add_platform = blocking(AsyncAssets.add_platform)
     change_platform = blocking(AsyncAssets.change_platform)
     audit = iterating(AsyncAssets.audit)
-
-
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}

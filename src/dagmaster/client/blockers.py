@@ -6,7 +6,7 @@ from dagmaster.client.json_client import JsonClient
 from dagmaster.client.models.base import read
 from dagmaster.client.models.nodes import WaitingNodes, WaitReason
 from dagmaster.errors import Unavailable
-from dagmaster.quantities import counted
+from dagmaster.quantities import counted, first_of
 
 _POLL_SECONDS = 5.0
 _MAX_NODES = 3
@@ -48,11 +48,7 @@ def blockers_of(waiting: WaitingNodes) -> list[str]:
     for node in waiting.nodes:
         for line in filter(None, map(_blocker, node.reasons)):
             blocked.setdefault(line, []).append(node.node_id)
-    return [f"{_named(nodes)}: {line}" for line, nodes in blocked.items()]
-
-
-def _named(nodes: list[str]) -> str:
-    return ", ".join(nodes[:_MAX_NODES]) + (", …" if len(nodes) > _MAX_NODES else "")
+    return [f"{first_of(nodes, _MAX_NODES)}: {line}" for line, nodes in blocked.items()]
 
 
 def _blocker(reason: WaitReason) -> str | None:

@@ -25,7 +25,14 @@ from dagmaster.client.blocking import EventLoopThread, blocking, iterating
 from dagmaster.client.connection import TIMEOUT_SECONDS, Connection, NamedEvent
 from dagmaster.client.credentials import key_for
 from dagmaster.client.discovery import find_api, find_maps
-from dagmaster.client.json_client import PAUSE_SECONDS, AsyncJsonClient, Connected, JsonClient, Outage
+from dagmaster.client.json_client import (
+    OUTAGE_PATIENCE_SECONDS,
+    PAUSE_SECONDS,
+    AsyncJsonClient,
+    Connected,
+    JsonClient,
+    Outage,
+)
 from dagmaster.client.keys import AsyncKeys, Keys
 from dagmaster.client.layers import AsyncLayers, Layers
 from dagmaster.client.limits import MAX_ITEMS
@@ -66,7 +73,6 @@ from dagmaster.settings import load
 JobId: TypeAlias = UUID | str
 
 ATTEMPTS = 3
-OUTAGE_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 2.0  # if the stream of events signals no change: it may be interrupted
 _MIN_PAUSE_SECONDS = 0.1  # between two requests for a job that changes all the time
 
@@ -359,7 +365,8 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         return parse(JobGraph, await self.json.job_graph(_id(job_id)))
 
     async def leases(self, *, within_seconds: float | None = None) -> list[TaskLease]:
-        """Running tasks, ordered by the time at which their lease expires."""
+        """Running tasks, ordered by the time at which their leases expire: the first 200 only, because the list
+        changes all the time."""
         return [parse(TaskLease, each) for each in await self.json.leases(MAX_ITEMS, within_seconds)]
 
     async def database_health(self) -> DatabaseHealth:

@@ -168,13 +168,13 @@ class Connection:
         expected: str = "application/json",
         is_repeatable: bool = False,
         prefix: str = PREFIX,
-        most_bytes: int = MAX_BODY_BYTES,
+        max_bytes: int = MAX_BODY_BYTES,
     ) -> httpx2.Response:
         """A complete response. A request that may be repeated is repeated while the platform is unavailable."""
         sent = _encoded(body) if body is not None else content
-        if sent is not None and len(sent) > most_bytes:
+        if sent is not None and len(sent) > max_bytes:
             raise InvalidRequest(
-                f"the request has {len(sent):,} bytes; at most {most_bytes:,} are allowed",
+                f"the request has {len(sent):,} bytes; at most {max_bytes:,} are allowed",
                 code="request.too-large",
                 hint="put large data into storage and pass a reference",
             )

@@ -88,8 +88,8 @@ def find_api(settings: Settings, chosen: str | None = None) -> str:
             hint="choose a platform with --server URL, or unset DATABASE_URL",
         )
     if platform.api_url is None:
-        what = f"the platform running on {folder} serves no API"
-        raise Unavailable(what, code="platform.no-api", hint="start it without API_ENABLED=false")
+        message = f"the platform running on {folder} serves no API"
+        raise Unavailable(message, code="platform.no-api", hint="start it without API_ENABLED=false")
     return platform.api_url
 
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dagmaster.client.json_client import PAUSE_SECONDS, Connected, JsonClient, Outage
+from dagmaster.client.json_client import OUTAGE_PATIENCE_SECONDS, PAUSE_SECONDS, Connected, JsonClient, Outage
 from dagmaster.errors import DagmasterError, Unavailable
 
 T = TypeVar("T")
-OUTAGE_PATIENCE_SECONDS = 60.0
 
 
 class Reconnection:

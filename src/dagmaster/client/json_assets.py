@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 from dagmaster.client.blocking import Blocking, C, blocking
 from dagmaster.client.connection import Connection
 from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json
+from dagmaster.client.request_parts import if_match, segment, without_none
 
 
 class AsyncAssetRequests:
@@ -22,7 +22,7 @@ class AsyncAssetRequests:
         return await self.connection.object("POST", "/submit", body=submission, is_repeatable=is_repeatable)
 
     async def submission(self, request_id: str) -> Json:
-        return await self.connection.object("GET", f"/status/{_segment(request_id)}")
+        return await self.connection.object("GET", f"/status/{segment(request_id)}")
 
     async def assets(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
         return await self.connection.page("/assets", limit, after, **filters)
@@ -46,23 +46,20 @@ class AsyncAssetRequests:
         self, name: str, action: str, request: Mapping[str, Any], *, version: int | None = None, etag: str | None = None
     ) -> Json:
         """Approve, reject, unpublish or export a version; clear, expose or unpublish an asset."""
-        body = {field: value for field, value in request.items() if value is not None}
-        return await self.connection.object(
-            "POST", f"{_path(name, version)}/{action}", body=body, headers=_if_match(etag)
-        )
+        path = f"{_path(name, version)}/{action}"
+        return await self.connection.object("POST", path, body=without_none(request), headers=if_match(etag))
 
     async def delete_asset(
         self, name: str, *, version: int | None = None, reason: str | None = None, etag: str | None = None
     ) -> Json:
         """Delete a version, or the whole asset."""
         return await self.connection.object(
-            "DELETE", _path(name, version), params={"reason": reason}, headers=_if_match(etag)
+            "DELETE", _path(name, version), params={"reason": reason}, headers=if_match(etag)
         )
 
     async def link(self, name: str, version: int, request: Mapping[str, Any]) -> Json:
         """A signed link to a version."""
-        body = {field: value for field, value in request.items() if value is not None}
-        return await self.connection.object("POST", f"{_path(name, version)}/links", body=body)
+        return await self.connection.object("POST", f"{_path(name, version)}/links", body=without_none(request))
 
     async def platforms(self) -> list[Json]:
         """The platforms that submit data."""
@@ -75,15 +72,15 @@ class AsyncAssetRequests:
                 return platforms
 
     async def platform(self, platform_id: str) -> Json:
-        return await self.connection.object("GET", f"/platforms/{_segment(platform_id)}")
+        return await self.connection.object("GET", f"/platforms/{segment(platform_id)}")
 
     async def add_platform(self, request: Json) -> Json:
         return await self.connection.object("POST", "/platforms", body=request)
 
     async def change_platform(self, platform_id: str, changes: Json, *, etag: str | None = None) -> Json:
         """Fields that are not given stay unchanged."""
-        path = f"/platforms/{_segment(platform_id)}"
-        return await self.connection.object("PATCH", path, body=changes, headers=_if_match(etag))
+        path = f"/platforms/{segment(platform_id)}"
+        return await self.connection.object("PATCH", path, body=changes, headers=if_match(etag))
 
     async def audit(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
         """The audit log, newest first."""
@@ -109,15 +106,5 @@ class AssetRequests(Blocking[C]):
 
 
 def _path(name: str, version: int | None = None) -> str:
-    path = f"/assets/{_segment(name)}"
+    path = f"/assets/{segment(name)}"
     return path if version is None else f"{path}/versions/{version}"
-
-
-def _segment(name: str) -> str:
-    return quote(name, safe="")
-
-
-def _if_match(etag: str | None) -> dict[str, str]:
-    """The header If-Match, for an ETag with or without quotes."""
-    text = (etag or "").strip('"')
-    return {"If-Match": f'"{text}"'} if text else {}

@@ -25,14 +25,17 @@ from dagmaster.client.json_layers import AsyncLayerRequests, LayerRequests
 from dagmaster.client.json_uploads import AsyncUploadRequests, UploadRequests
 from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json, unexpected
+from dagmaster.client.request_parts import segment
 from dagmaster.errors import InvalidRequest, NotFound, Unavailable
 from dagmaster.jobs.ids import ids_beginning_with
+from dagmaster.quantities import first_of
 
 JANITOR_TIMEOUT_SECONDS = 120.0
 BULK_TIMEOUT_SECONDS = 120.0
 # Deployments and migrations wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 PAUSE_SECONDS = 0.5
+OUTAGE_PATIENCE_SECONDS = 60.0
 _MAX_LETTERS = 10_000
 
 
@@ -103,7 +106,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
     async def job(self, job_id: str) -> Json:
         return await self.connection.object("GET", f"/jobs/{job_id}")
 
-    async def job_line(self, job_id: str) -> Json:
+    async def job_summary(self, job_id: str) -> Json:
         """The summary of a job: a cheap request, for polling."""
         jobs, _ = await self.jobs(1, _cursor_before(UUID(job_id)))
         if not jobs or jobs[0].get("job_id") != job_id:
@@ -135,12 +138,12 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def node(self, job_id: str, node_id: str) -> Json:
         """A node with its attempts."""
-        return await self.connection.object("GET", f"/jobs/{job_id}/nodes/{_segment(node_id)}")
+        return await self.connection.object("GET", f"/jobs/{job_id}/nodes/{segment(node_id)}")
 
     async def download_output(self, job_id: str, node_id: str, file: BinaryIO) -> int:
         """Write the whole output of a node to a file. Returns its size in bytes."""
         digest, size = hashlib.sha256(), 0
-        path = f"/jobs/{job_id}/nodes/{_segment(node_id)}/output"
+        path = f"/jobs/{job_id}/nodes/{segment(node_id)}/output"
         async with self.connection.stream(path, accept="application/json") as response:
             async for chunk in response.aiter_bytes():
                 digest.update(chunk)
@@ -191,7 +194,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
         if not matches:
             raise _no_job(name)
         if len(matches) > 1:
-            message = f"several jobs begin with {name}: {', '.join(matches[:3])}, …"
+            message = f"several jobs have an id that begins with {name}: {first_of(matches, 3)}"
             raise InvalidRequest(message, code="job.ambiguous", hint="type more digits of the id")
         return str(matches[0])
 
@@ -271,10 +274,10 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
         return refused
 
     async def workflow(self, workflow_id: str) -> Json:
-        return await self.connection.object("GET", f"/workflows/{_segment(workflow_id)}")
+        return await self.connection.object("GET", f"/workflows/{segment(workflow_id)}")
 
     async def graph(self, workflow_id: str) -> Json:
-        return await self.connection.object("GET", f"/workflows/{_segment(workflow_id)}/graph")
+        return await self.connection.object("GET", f"/workflows/{segment(workflow_id)}/graph")
 
     async def validate(self, text: bytes) -> Json:
         return await self.connection.object("POST", "/workflows/validate", content=text, media_type="application/yaml")
@@ -286,10 +289,10 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def set_queue(self, /, queue: str, **changes: int | bool | None) -> Json:
         """Change `max_running`, `is_paused` or both. A value that is not passed stays as it is."""
-        return await self.connection.object("PATCH", f"/queues/{_segment(queue)}", body=changes)
+        return await self.connection.object("PATCH", f"/queues/{segment(queue)}", body=changes)
 
     async def leases(self, limit: int, within_seconds: float | None = None) -> list[Json]:
-        """Running tasks, ordered by the time at which their lease expires."""
+        """Up to `limit` running tasks, at most 200: those whose leases expire first."""
         within = None if within_seconds is None else str(within_seconds)
         return (await self.connection.page("/leases", limit, within_seconds=within))[0]
 
@@ -298,13 +301,15 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def definitions(self, workflow_id: str, limit: int = 1000) -> list[Json]:
         """The definitions that jobs of a workflow had, newest first."""
-        return (await self.connection.page(f"/workflows/{workflow_id}/definitions", limit))[0]
+        return (await self.connection.page(f"/workflows/{segment(workflow_id)}/definitions", limit))[0]
 
     async def definition(self, workflow_id: str, definition_hash: str) -> Json:
-        return await self.connection.object("GET", f"/workflows/{workflow_id}/definitions/{definition_hash}")
+        path = f"/workflows/{segment(workflow_id)}/definitions/{segment(definition_hash)}"
+        return await self.connection.object("GET", path)
 
     async def workflow_statistics(self, workflow_id: str, days: int = 30) -> Json:
-        return await self.connection.object("GET", f"/workflows/{workflow_id}/statistics", params={"days": days})
+        path = f"/workflows/{segment(workflow_id)}/statistics"
+        return await self.connection.object("GET", path, params={"days": days})
 
     async def job_graph(self, job_id: str) -> Json:
         return await self.connection.object("GET", f"/jobs/{job_id}/graph")
@@ -347,7 +352,7 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
 
     async def rotate_secret(self, platform_id: str, overlap_seconds: float) -> Json:
         return await self.connection.object(
-            "POST", f"/platforms/{_segment(platform_id)}/rotate-secret", body={"overlap_seconds": overlap_seconds}
+            "POST", f"/platforms/{segment(platform_id)}/rotate-secret", body={"overlap_seconds": overlap_seconds}
         )
 
     async def janitor_actions(
@@ -413,7 +418,7 @@ class JsonClient(
     jobs = blocking(AsyncJsonClient.jobs)
     job_counts = blocking(AsyncJsonClient.job_counts)
     job = blocking(AsyncJsonClient.job)
-    job_line = blocking(AsyncJsonClient.job_line)
+    job_summary = blocking(AsyncJsonClient.job_summary)
     change_jobs = blocking(AsyncJsonClient.change_jobs)
     export_job = blocking(AsyncJsonClient.export_job)
     nodes = blocking(AsyncJsonClient.nodes)
@@ -460,19 +465,13 @@ class JsonClient(
     rebuild = blocking(AsyncJsonClient.rebuild)
 
 
-def _segment(name: str) -> str:
-    from urllib.parse import quote
-
-    return quote(name, safe="")
-
-
 def _cursor_before(job_id: UUID) -> str | None:
     """The cursor of a page that begins with this job, or with the next older one: ids are in the order of time."""
     return str(UUID(int=job_id.int + 1)) if job_id.int < 2**128 - 1 else None
 
 
 async def _id_beginning_with(
-    name: str, noun: str, most: int, newest: Callable[[int], Awaitable[tuple[list[Json], str | None]]]
+    name: str, noun: str, maximum: int, newest: Callable[[int], Awaitable[tuple[list[Json], str | None]]]
 ) -> UUID:
     """The given id, or the only id among the newest entries that begins with `name`."""
     code, field = noun.replace(" ", "-"), f"{noun.replace(' ', '_')}_id"
@@ -483,13 +482,13 @@ async def _id_beginning_with(
         raise InvalidRequest(f"'{name}' is not the id of a {noun}", code=f"{code}.bad-id", hint=hint) from None
     if first == last:
         return first
-    entries, _ = await newest(most)
+    entries, _ = await newest(maximum)
     matches = [entry_id for entry in entries if first <= (entry_id := UUID(entry[field])) <= last]
     if not matches:
-        message = f"none of the newest {most:,} {noun}s has an id that begins with {name}"
+        message = f"none of the newest {maximum:,} {noun}s has an id that begins with {name}"
         raise NotFound(message, code=f"{code}.not-found", hint="give the whole id")
     if len(matches) > 1:
-        message = f"several {noun}s begin with {name}: {', '.join(map(str, matches[:3]))}, …"
+        message = f"several {noun}s have an id that begins with {name}: {first_of(matches, 3)}"
         raise InvalidRequest(message, code=f"{code}.ambiguous", hint="type more digits of the id")
     return matches[0]
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 from dagmaster.client.blocking import Blocking, C, blocking
 from dagmaster.client.connection import Connection
 from dagmaster.client.models.base import Json
+from dagmaster.client.request_parts import segment, without_none
 
 
 class AsyncKeyRequests:
@@ -22,13 +22,13 @@ class AsyncKeyRequests:
         return await self.connection.page("/keys", limit, after, revoked=with_revoked)
 
     async def create_key(self, request: Mapping[str, Any]) -> Json:
-        return await self.connection.object("POST", "/keys", body=_given(request))
+        return await self.connection.object("POST", "/keys", body=without_none(request))
 
     async def rotate_key(self, key_id: str, request: Mapping[str, Any]) -> Json:
-        return await self.connection.object("POST", f"/keys/{quote(key_id, safe='')}/rotate", body=_given(request))
+        return await self.connection.object("POST", f"/keys/{segment(key_id)}/rotate", body=without_none(request))
 
     async def revoke_key(self, key_id: str, request: Mapping[str, Any]) -> Json:
-        return await self.connection.object("POST", f"/keys/{quote(key_id, safe='')}/revoke", body=_given(request))
+        return await self.connection.object("POST", f"/keys/{segment(key_id)}/revoke", body=without_none(request))
 
 
 class KeyRequests(Blocking[C]):
@@ -37,7 +37,3 @@ class KeyRequests(Blocking[C]):
     create_key = blocking(AsyncKeyRequests.create_key)
     rotate_key = blocking(AsyncKeyRequests.rotate_key)
     revoke_key = blocking(AsyncKeyRequests.revoke_key)
-
-
-def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 from dagmaster.client.blocking import Blocking, C, blocking
 from dagmaster.client.connection import Connection
 from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json
+from dagmaster.client.request_parts import if_match, segment
 
 
 class AsyncLayerRequests:
@@ -23,11 +23,11 @@ class AsyncLayerRequests:
         return await self.connection.object("GET", _path(name, layer))
 
     async def put_layer_metadata(self, name: str, layer: str, metadata: Json, *, etag: str | None = None) -> Json:
-        return await self.connection.object("PUT", _path(name, layer), body=metadata, headers=_if_match(etag))
+        return await self.connection.object("PUT", _path(name, layer), body=metadata, headers=if_match(etag))
 
     async def change_layer_metadata(self, name: str, layer: str, changes: Json, *, etag: str | None = None) -> Json:
         """Fields that are not given stay unchanged; None removes a field."""
-        return await self.connection.object("PATCH", _path(name, layer), body=changes, headers=_if_match(etag))
+        return await self.connection.object("PATCH", _path(name, layer), body=changes, headers=if_match(etag))
 
     async def commands(self) -> list[Json]:
         """The commands that the caller may run."""
@@ -36,7 +36,7 @@ class AsyncLayerRequests:
 
     async def run_command(self, command: str, inputs: Mapping[str, Any]) -> Json:
         """Run a direct command. Commands are idempotent, so one whose response was lost is sent again."""
-        path = f"/commands/{quote(command, safe='')}"
+        path = f"/commands/{segment(command)}"
         return await self.connection.object("POST", path, body=dict(inputs), is_repeatable=True)
 
 
@@ -50,10 +50,4 @@ class LayerRequests(Blocking[C]):
 
 
 def _path(name: str, layer: str) -> str:
-    return f"/assets/{quote(name, safe='')}/layers/{quote(layer, safe='')}/metadata"
-
-
-def _if_match(etag: str | None) -> dict[str, str]:
-    """The header If-Match, for an ETag with or without quotes."""
-    text = (etag or "").strip('"')
-    return {"If-Match": f'"{text}"'} if text else {}
+    return f"/assets/{segment(name)}/layers/{segment(layer)}/metadata"

@@ -32,7 +32,7 @@ class AsyncUploadRequests:
             headers={"Upload-Offset": str(offset), "Tus-Resumable": TUS_VERSION},
             timeout=max(CHUNK_TIMEOUT_SECONDS, self.connection.timeout_seconds),
             expected="",
-            most_bytes=MAX_CHUNK_BYTES,
+            max_bytes=MAX_CHUNK_BYTES,
         )
         text = response.headers.get("upload-offset", "")
         if not (text.isascii() and text.isdigit()):

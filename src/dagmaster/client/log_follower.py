@@ -31,7 +31,7 @@ class LogFollower:
             sequence = read(PublicJob, self._client.job(self._job_id)["job"]).last_sequence
             self._emit_new(self._node, is_running=False)
             self._sequence = sequence
-        is_over = read(JobSummary, self._client.job_line(self._job_id)).is_over
+        is_over = read(JobSummary, self._client.job_summary(self._job_id)).is_over
         self._emit_new(self._node, is_running=True)
         for node in self._changed_nodes():
             self._emit_new(node, is_running=False)

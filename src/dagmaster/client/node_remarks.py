@@ -2,9 +2,9 @@
 
 from datetime import datetime
 
+from dagmaster.client.escaping import one_line
 from dagmaster.client.models.base import Json
 from dagmaster.client.models.nodes import PublicNode
-from dagmaster.client.neutral import one_line
 from dagmaster.quantities import counted
 
 

@@ -10,12 +10,12 @@ import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, Protocol
+from typing import BinaryIO, Final, Protocol
 from uuid import UUID
 
 from dagmaster.client.connection import is_temporary
 from dagmaster.client.models.base import Json, parse
-from dagmaster.client.models.uploads import UploadInfo
+from dagmaster.client.models.uploads import IfExists, UploadInfo
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotFound, Unavailable
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
@@ -27,7 +27,6 @@ _MAX_PAUSE_SECONDS = 5.0
 _HASHED_PER_SECOND = 50_000_000  # bytes that a slow server hashes per second, after all of them have arrived
 
 OnProgress = Callable[[int, int], None]
-IfExists = Literal["refuse", "rename"]
 
 
 class UploadApi(Protocol):

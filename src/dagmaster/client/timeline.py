@@ -12,8 +12,8 @@ _MAX_ATTEMPTS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """A stage lasts from its first task's dispatch to its last task's end. `mean_run_ms` is that of the attempts that
-    ran and have ended."""
+    """A stage lasts from its first task's dispatch to its last task's end. `mean_run_ms` is the mean duration of
+    the attempts that ran and have ended."""
 
     name: str
     seconds: float

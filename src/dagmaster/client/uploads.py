@@ -7,9 +7,9 @@ from uuid import UUID
 
 from dagmaster.client.blocking import Blocking, C, blocking, iterating
 from dagmaster.client.models.base import parse
-from dagmaster.client.models.uploads import SourceObject, UploadInfo
+from dagmaster.client.models.uploads import IfExists, SourceObject, UploadInfo
 from dagmaster.client.paging import PagedClient
-from dagmaster.client.sending import CHUNK_BYTES, PATIENCE_SECONDS, IfExists, OnProgress, SendOptions, send_file
+from dagmaster.client.sending import CHUNK_BYTES, PATIENCE_SECONDS, OnProgress, SendOptions, send_file
 
 
 class AsyncUploads(PagedClient):

@@ -1,4 +1,4 @@
-"""Assets: rebuild their STAC documents, and decide on many versions at once."""
+"""Assets: rebuild their STAC documents, decide on many versions, and clear many assets."""
 
 import asyncio
 

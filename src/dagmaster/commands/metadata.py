@@ -1,4 +1,4 @@
-"""Layer metadata: publish it into STAC and the layer catalogue, here or in the external database, and withdraw it."""
+"""Layer metadata: publish it into STAC and the layer catalogue, also of the external database, and withdraw it."""
 
 from dagmaster.access.permissions import Permission
 from dagmaster.client.models.commands import LayerCommand, LayerCommandResult

@@ -115,8 +115,8 @@ def pool(
 def pool_on_pooler(dsn: str, role: str, max_size: int, *, wait_seconds: float = 10) -> ConnectionPool:
     """A pool of connections to a pooler such as pgbouncer. Nothing may be kept in a session: no prepared statements,
     and settings for one transaction only (`settings_statement`). A pooler refuses start-up options."""
-    given = _parsed(dsn)
-    address = make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **given})
+    parameters = _parsed(dsn)
+    address = make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **parameters})
     return AsyncConnectionPool(
         address,
         connection_class=TokenConnection,
@@ -242,12 +242,12 @@ def meaning_of(error: psycopg.Error) -> DagmasterError | None:
 
 
 def _outdated(message: str, error: psycopg.Error) -> Unavailable:
-    what = f"the schema of the database has another version: {message}"
-    return _unavailable(what, "database.outdated", error, "run `dagmaster db migrate`")
+    text = f"the schema of the database has another version: {message}"
+    return _unavailable(text, "database.outdated", error, "run `dagmaster db migrate`")
 
 
-def _unavailable(what: str, code: str, error: psycopg.Error, hint: str) -> Unavailable:
-    return Unavailable(what, code=code, hint=hint, sqlstate=error.sqlstate)
+def _unavailable(message: str, code: str, error: psycopg.Error, hint: str) -> Unavailable:
+    return Unavailable(message, code=code, hint=hint, sqlstate=error.sqlstate)
 
 
 # libpq passes on the text of a refused connection, but not its code.
@@ -332,30 +332,30 @@ def conninfo(
     settings: Mapping[str, str] | None = None,
 ) -> str:
     """The address with our settings. Timeouts and keepalives in the address take precedence."""
-    given = _parsed(dsn)
-    ours = _options(statement_seconds, lock_seconds, idle_seconds, settings or {})
-    options = f"{ours} {given.pop('options', '')}".strip()
-    return make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **given, "options": options})
+    parameters = _parsed(dsn)
+    own_options = _options(statement_seconds, lock_seconds, idle_seconds, settings or {})
+    options = f"{own_options} {parameters.pop('options', '')}".strip()
+    return make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **parameters, "options": options})
 
 
 def _parsed(dsn: str) -> dict[str, Any]:
     """The parts of an address. Errors are described without libpq's text, which could contain the password."""
     try:
-        given = conninfo_to_dict(dsn)
+        parameters = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
         raise _bad_address(_mistake_in(dsn, str(error))) from None
     if "\0" in dsn:
         raise _bad_address("it contains a NUL character")
     # What libpq reads as a host or a port may be the end of a password.
-    if "@" in str(given.get("host") or ""):
+    if "@" in str(parameters.get("host") or ""):
         raise _bad_address("write an @ in its password as %40")
-    if not all(_is_port(port) for port in str(given.get("port") or "").split(",")):
+    if not all(_is_port(port) for port in str(parameters.get("port") or "").split(",")):
         raise _bad_address(
             f"its port is not a number from 1 to {MAX_PORT}, or a / in its password is not written as %2F"
         )
-    if not str(given.get("connect_timeout") or 0).lstrip("-").isdecimal():
+    if not str(parameters.get("connect_timeout") or 0).lstrip("-").isdecimal():
         raise _bad_address("connect_timeout is not a whole number of seconds")
-    return given
+    return parameters
 
 
 def _is_port(text: str) -> bool:
@@ -375,9 +375,9 @@ def _mistake_in(dsn: str, message: str) -> str:
     return "it is neither postgresql://… nor host=… dbname=…"
 
 
-def _bad_address(what: str) -> InvalidRequest:
+def _bad_address(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"DATABASE_URL is not the address of a database: {what}",
+        f"DATABASE_URL is not the address of a database: {reason}",
         code="database.bad-address",
         hint="write postgresql://USER@HOST:5432/DATABASE, and percent-encode special characters of the password",
     )
@@ -409,7 +409,7 @@ async def configure(connection: Connection) -> None:
 
 
 def _read_leniently(connection: Connection, loads: Callable[[bytes | str], Any]) -> None:
-    """Read and write JSON with orjson; read values that Python cannot hold as ones that are close to them."""
+    """Read and write JSON with orjson. Values that Python cannot represent are read as values close to them."""
     set_json_dumps(orjson.dumps, connection)
     set_json_loads(loads, connection)
     connection.adapters.register_loader("timestamptz", _TimeLoader)

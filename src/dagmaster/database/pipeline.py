@@ -4,8 +4,8 @@
     promote_nodes, apply_changes, COMMIT │ notify_channels       ──▶  rows    one round trip
 
 psycopg's pipeline runs the event loop once for each statement it sends, and converts every value through a chain of
-adapters: for the few statements of a step that costs more than the round trips it saves. Here everything is written at
-once and read at once, and values are sent as text. A `Break` ends a unit: the steps before it have failed or are
+adapters. With few statements, this costs more than the saved round trips. Here all statements are written at once, all
+results are read at once, and values are sent as text. A `Break` ends a unit: the steps before it have failed or are
 committed before the next unit begins. So a notification follows its commit at once, in a transaction of its own.
 """
 

@@ -50,13 +50,14 @@ class Session:
             faults.reach(f"{name}.after-commit")
 
     def _notify(self, *topics: str) -> None:
-        """Call it after the commit. It never waits and never fails."""
+        """Notify these topics; to be called after the commit. Never waits, never fails."""
         if self._notifier is not None:
             self._notifier.notify(*topics)
 
 
 class _Call:
-    """A class, because a generator would cost every step of a job another thirty function calls."""
+    """The context manager of `_connected`. A class, because a generator would add thirty function calls to every step
+    of a job."""
 
     __slots__ = ("_connection", "_session")
 

@@ -22,7 +22,7 @@ RESOURCE: Final = "https://ossrdbms-aad.database.windows.net"
 # The modes of libpq in which a connection without TLS is refused.
 SECURE_MODES: Final = ("require", "verify-ca", "verify-full")
 _TIMEOUT_SECONDS: Final = 10.0
-_Login = tuple[str | None, ...]  # the user, and where the server is
+_LoginKey = tuple[str | None, ...]  # the user and the address of the server
 _PARTS: Final = ("user", "host", "hostaddr", "port")
 
 
@@ -36,9 +36,9 @@ class TokenLogin:
         timeout = httpx2.Timeout(_TIMEOUT_SECONDS, connect=_TIMEOUT_SECONDS / 2)
         self._http = httpx2.Client(timeout=timeout, trust_env=False)
 
-    def parameters(self, given: Mapping[str, Any]) -> dict[str, str]:
+    def parameters(self, address: Mapping[str, Any]) -> dict[str, str]:
         """The parameters to add: a token as the password, and TLS. Obtaining a token may take seconds."""
-        return {"password": self.token(), "sslmode": secure_mode(given)}
+        return {"password": self.token(), "sslmode": secure_mode(address)}
 
     def token(self) -> str:
         return self._identity.token_blocking(self._http)[0]
@@ -48,7 +48,7 @@ class TokenLogin:
         self._identity.forget(token)
 
 
-_logins: dict[_Login, TokenLogin] = {}
+_logins: dict[_LoginKey, TokenLogin] = {}
 _lock = threading.Lock()
 
 
@@ -59,14 +59,14 @@ def enable(settings: Settings) -> None:
     with _lock:
         for dsn, client_id in _addresses(settings):
             try:
-                given = conninfo_to_dict(dsn)
+                address = conninfo_to_dict(dsn)
             except psycopg.ProgrammingError:  # reported without libpq's text when the address is used
                 continue
-            if given.get("password") or _key_of(given) in _logins:
+            if address.get("password") or _key_of(address) in _logins:
                 continue
-            secure_mode(given)
+            secure_mode(address)
             endpoint = IdentityEndpoint.of(settings, RESOURCE, client_id)
-            _logins[_key_of(given)] = next(
+            _logins[_key_of(address)] = next(
                 (login for login in _logins.values() if login._identity.endpoint == endpoint),
                 None,
             ) or TokenLogin(ManagedIdentity(endpoint))
@@ -95,16 +95,16 @@ def login_of(conninfo: str, more: Mapping[str, Any] | None = None) -> TokenLogin
     """How to log in with a token; None if this connection uses none."""
     if not _logins:
         return None
-    given = conninfo_to_dict(conninfo, **(more or {}))
-    return None if given.get("password") else _logins.get(_key_of(given))
+    address = conninfo_to_dict(conninfo, **(more or {}))
+    return None if address.get("password") else _logins.get(_key_of(address))
 
 
-def secure_mode(given: Mapping[str, Any]) -> str:
+def secure_mode(address: Mapping[str, Any]) -> str:
     """The mode of TLS for a login with a token, or an error if the address allows connections without TLS."""
-    hosts = str(given.get("host") or given.get("hostaddr") or "/").split(",")
+    hosts = str(address.get("host") or address.get("hostaddr") or "/").split(",")
     if any(not host or host[0] in "/@" for host in hosts):  # libpq ignores the mode of TLS for these
         raise _refused("it has no host name: a login with a token needs TLS, which Unix sockets do not support")
-    mode = given.get("sslmode")
+    mode = address.get("sslmode")
     if mode is None:
         default = _default_mode()
         return default if default in SECURE_MODES else "require"
@@ -127,8 +127,8 @@ def _refused(problem: str) -> InvalidRequest:
     )
 
 
-def _key_of(given: Mapping[str, Any]) -> _Login:
-    return tuple(None if given.get(part) is None else str(given[part]) for part in _PARTS)
+def _key_of(address: Mapping[str, Any]) -> _LoginKey:
+    return tuple(None if address.get(part) is None else str(address[part]) for part in _PARTS)
 
 
 def is_refusal(error: psycopg.OperationalError) -> bool:
@@ -144,15 +144,15 @@ class TokenConnection(psycopg.AsyncConnection[Any]):
         login = login_of(conninfo, _libpq_parameters(options))
         if login is None:
             return await super().connect(conninfo, **options)
-        given = conninfo_to_dict(conninfo, **_libpq_parameters(options))
-        parameters = await asyncio.to_thread(login.parameters, given)
+        address = conninfo_to_dict(conninfo, **_libpq_parameters(options))
+        parameters = await asyncio.to_thread(login.parameters, address)
         try:
             return await super().connect(conninfo, **{**options, **parameters})
         except psycopg.OperationalError as error:
             if not is_refusal(error):
                 raise
         login.forget(parameters["password"])
-        return await super().connect(conninfo, **{**options, **await asyncio.to_thread(login.parameters, given)})
+        return await super().connect(conninfo, **{**options, **await asyncio.to_thread(login.parameters, address)})
 
 
 class TokenBlockingConnection(psycopg.Connection[Any]):
@@ -163,15 +163,15 @@ class TokenBlockingConnection(psycopg.Connection[Any]):
         login = login_of(conninfo, _libpq_parameters(options))
         if login is None:
             return super().connect(conninfo, **options)
-        given = conninfo_to_dict(conninfo, **_libpq_parameters(options))
-        parameters = login.parameters(given)
+        address = conninfo_to_dict(conninfo, **_libpq_parameters(options))
+        parameters = login.parameters(address)
         try:
             return super().connect(conninfo, **{**options, **parameters})
         except psycopg.OperationalError as error:
             if not is_refusal(error):
                 raise
         login.forget(parameters["password"])
-        return super().connect(conninfo, **{**options, **login.parameters(given)})
+        return super().connect(conninfo, **{**options, **login.parameters(address)})
 
 
 def with_password(conninfo: str) -> str:

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
+from typing import Any
 
 from dagmaster import __version__
 from dagmaster.database import OLDEST_MAJOR, budget, token_login
@@ -13,7 +14,7 @@ from dagmaster.database.connect import not_deployed, pooled, read_only, too_old
 from dagmaster.database.maintenance import server
 from dagmaster.database.schema import deploy, platform_role
 from dagmaster.doctor import findings
-from dagmaster.doctor.findings import Judgements, judge, named, ok, problem, skipped, some, warning
+from dagmaster.doctor.findings import Judgements, judge, named, ok, problem, skip, skipped, some, warning
 from dagmaster.doctor.machine import Target
 from dagmaster.errors import DagmasterError, NotAllowed
 from dagmaster.handlers.registry import installed
@@ -28,28 +29,35 @@ from dagmaster.workflows.model import work_of
 HOUR_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Database:
-    """A database that responds. An instance counts as dead after `alive_seconds` without a heartbeat."""
+    """A database that responds, and its orchestrators and workers, which are read once."""
 
     dsn: str
     settings: Settings
-    alive_seconds: float
     response: server.ServerResponse
+
+    @cached_property
+    def instances(self) -> list[Any]:
+        return server.rows(self.dsn, "doctor_instances")
+
+    @property
+    def alive(self) -> list[Any]:
+        return [one for one in self.instances if one.silent_seconds <= self.settings.orphan_threshold_sec]
 
 
 def diagnose(target: Target) -> findings.Findings:
     """Checks that cannot work are skipped, with the reason."""
     names = (*SERVER_CHECKS, *SCHEMA_CHECKS)
-    database = findings.call_all({"database": lambda: _reach(target)})["database"]
+    (database,) = findings.call_all(_reach, [target])
     if database is None:
         reason = "a worker over HTTP has no database" if target.worker_url else "there is no database to check"
-        return findings.skip(names, reason)
+        return skip(names, reason)
     if isinstance(database, BaseException):
-        return findings.skip(names, "the database cannot be reached") | {"postgres": findings.without_secrets(database)}
+        return skip(names, "the database cannot be reached") | {"postgres": findings.without_secrets(database)}
     results = findings.run(SERVER_CHECKS, database)
     if any(judgement.level is findings.FindingLevel.PROBLEM for judgement in results["schema"]):
-        return results | findings.skip(SCHEMA_CHECKS, "the schema is missing or of another version")
+        return results | skip(SCHEMA_CHECKS, "the schema is missing or of another version")
     return results | findings.run(SCHEMA_CHECKS, database)
 
 
@@ -62,9 +70,9 @@ def _reach(target: Target) -> Database | None:
     if dsn is None:
         return None
     token_login.enable(settings)
-    fast = fast_profile(settings) if running else {}
-    alive_seconds = fast.get("orphan_threshold_sec", settings.orphan_threshold_sec)
-    return Database(dsn, settings, alive_seconds, server.server(dsn))
+    if running:
+        settings = settings.model_copy(update=fast_profile(settings))
+    return Database(dsn, settings, server.server(dsn))
 
 
 def check_postgres(on: Database) -> Judgements:
@@ -135,7 +143,7 @@ def check_postgis(on: Database) -> Judgements:
 def check_listen(on: Database) -> Judgements:
     seconds = server.notify_seconds(on.dsn)
     if seconds is None:
-        fix = "use the server itself in DATABASE_URL, or let the pooler keep sessions (pool_mode=session)"
+        fix = "use the address of the server itself in DATABASE_URL; that of a pooler belongs in DATABASE_POOLER_URL"
         return [problem("a NOTIFY did not arrive, perhaps because of a pooler; work is found later, by polling", fix)]
     fix = "check whether the server or the network is overloaded"
     return [judge(seconds, f"a NOTIFY arrives after {seconds * 1000:.0f} ms", fix, warning=0.5)]
@@ -144,8 +152,8 @@ def check_listen(on: Database) -> Judgements:
 def check_clock(on: Database) -> Judgements:
     """A difference that the delay of the network can explain is ignored."""
     offset, uncertainty = server.clock(on.dsn)
-    way = "ahead of" if offset > 0 else "behind"
-    observation = f"the server's clock is {abs(offset):.3f} s {way} this machine's, ± {uncertainty:.3f} s"
+    direction = "ahead of" if offset > 0 else "behind"
+    observation = f"the server's clock is {abs(offset):.3f} s {direction} this machine's, ± {uncertainty:.3f} s"
     fix = "synchronise the clocks of both machines (chrony, systemd-timesyncd); `timedatectl` shows the state"
     yield judge(abs(offset) - uncertainty, observation, fix, warning=1, problem=60)
 
@@ -162,72 +170,70 @@ def check_transactions(on: Database) -> Judgements:
 
 def check_rights(on: Database) -> Judgements:
     role = server.row(on.dsn, "doctor_role", schema=SCHEMA)
-    who = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
+    role_text = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
     if missing := server.rows(on.dsn, "doctor_rights", schema=SCHEMA):
         lacking = some([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
-        yield problem(f"{who} lacks rights: {lacking}", f"as its owner: {platform_role.rights_text(role.name)}")
+        yield problem(f"{role_text} lacks rights: {lacking}", f"as its owner: {platform_role.rights_text(role.name)}")
     elif role.has_schema or role.may_create:
-        yield ok(f"{who} has all rights that the engine needs" if role.has_schema else f"{who} may deploy")
+        yield ok(f"{role_text} has all rights that the engine needs" if role.has_schema else f"{role_text} may deploy")
     else:
         fix = f'deploy as the owner of the database, or allow it: GRANT CREATE ON DATABASE … TO "{role.name}"'
-        yield problem(f"{who} may not create the schema", fix)
+        yield problem(f"{role_text} may not create the schema", fix)
 
 
 def check_schema(on: Database) -> Judgements:
-    ours, deployed = deploy.fingerprint(), server.row(on.dsn, "deployed_schema")
+    expected, deployed = deploy.fingerprint(), server.row(on.dsn, "deployed_schema")
     if deployed is None:
         raise not_deployed()
     try:
         difference = some(deploy.pending(on.dsn))
     except NotAllowed:  # only the owner can compare tables
-        difference = "" if deployed.fingerprint == ours else f"{deployed.fingerprint}, and this software has {ours}"
+        difference = (
+            "" if deployed.fingerprint == expected else f"{deployed.fingerprint}, and this software has {expected}"
+        )
     if difference:
         fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
         return [problem(f"it has another version: {difference}", fix)]
-    return [ok(f"{ours}, the version of this software")]
+    return [ok(f"{expected}, the version of this software")]
 
 
 def check_instances(on: Database) -> Judgements:
-    instances = server.rows(on.dsn, "doctor_instances")
-    alive = [one for one in instances if one.silent_seconds <= on.alive_seconds]
-    open_jobs = server.row(on.dsn, "doctor_open_jobs").count
-    queued = sum(line.count for line in server.rows(on.dsn, "doctor_queued"))
-    for role, work, waiting in (("orchestrator", "job", open_jobs), ("worker", "task", queued)):
+    for role, work, query in (("orchestrator", "job", "doctor_open_jobs"), ("worker", "task", "doctor_queued")):
         fix = f"start one with `dagmaster {role}`, or a whole platform with `dagmaster up`"
-        if count := sum(one.role == role for one in alive):
+        if count := sum(one.role == role for one in on.alive):
             yield ok(f"{counted(count, role)} running")
-        elif waiting:
+        elif waiting := sum(line.count for line in server.rows(on.dsn, query)):
             yield problem(f"no {role} is running; {counted(waiting, work)} waiting", fix)
         else:
             yield warning(f"no {role} is running", fix)
-    lost = [one for one in instances if on.alive_seconds < one.silent_seconds < HOUR_SECONDS]
-    if lost:
+    dead_after_seconds = on.settings.orphan_threshold_sec
+    if lost := [one for one in on.instances if dead_after_seconds < one.silent_seconds < HOUR_SECONDS]:
         silent = some([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
         fix = "if it was not stopped on purpose, see its log; others take over its work"
         yield warning(f"without a heartbeat: {silent}", fix)
-    if others := sorted({one.version for one in alive} - {__version__}):
+    if others := sorted({one.version for one in on.alive} - {__version__}):
         fix = "finish the deployment: all processes of one platform should have the same version"
         yield warning(f"some processes have version {', '.join(others)}, this command has {__version__}", fix)
 
 
 def check_handlers(on: Database) -> Judgements:
     """That no worker runs at all is a finding of `instances`."""
-    instances = server.rows(on.dsn, "doctor_instances")
-    workers = [one for one in instances if one.role == "worker" and one.silent_seconds <= on.alive_seconds]
+    workers = [one for one in on.alive if one.role == "worker"]
     if not workers:
-        return [skipped("no worker is running")]
+        yield skipped("no worker is running")
+        return
     served = {(queue, handler) for worker in workers for queue in worker.queues for handler in worker.handlers}
-    waiting = {(line.queue, line.handler): line.count for line in server.rows(on.dsn, "doctor_queued")}
+    queued = server.rows(on.dsn, "doctor_queued")
+    waiting = {(line.queue, line.handler): f"{counted(line.count, 'task')} waiting" for line in queued}
     needed = _needed_handlers(on.settings)
-    judgements = []
-    for key in [*sorted(waiting.keys() - served), *sorted(needed.keys() - served - waiting.keys())]:
-        observation = f"no running worker offers {key[1]} on {key[0]}"
-        fix = f"start a worker that has this handler installed and serves {key[0]} (WORKER_QUEUE)"
-        if key in waiting:
-            judgements.append(problem(f"{observation}; {counted(waiting[key], 'task')} waiting", fix))
-        else:
-            judgements.append(warning(f"{observation}; {some(sorted(needed[key]))} would wait", fix))
-    return judgements[: 2 * findings.SHOWN] or [ok("the running workers offer all handlers that the workflows need")]
+    unused = {key: f"needed by {some(sorted(needed[key]))}" for key in needed.keys() - waiting.keys()}
+    for judgement, reasons in ((problem, waiting), (warning, unused)):
+        keys = sorted(reasons.keys() - served)
+        if missing := some([f"{handler} on {queue} ({reasons[queue, handler]})" for queue, handler in keys]):
+            fix = "start workers that have these handlers installed and serve these queues (WORKER_QUEUE)"
+            yield judgement(f"no running worker offers {missing}", fix)
+    if served >= waiting.keys() | needed.keys():
+        yield ok("the running workers offer all handlers that the workflows need")
 
 
 def _needed_handlers(settings: Settings) -> dict[tuple[str, str], set[str]]:

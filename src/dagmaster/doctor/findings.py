@@ -61,8 +61,8 @@ def named(*checks: Check[Subject]) -> dict[str, Check[Subject]]:
 
 def run(checks: Mapping[str, Check[Subject]], subject: Subject, patience_seconds: float = PATIENCE_SECONDS) -> Findings:
     """The judgements of all checks of a subject, in their order and without secrets."""
-    calls = {name: partial(lambda check: list(check(subject)), check) for name, check in checks.items()}
-    return {name: without_secrets(result) for name, result in call_all(calls, patience_seconds).items()}
+    results = call_all(lambda check: list(check(subject)), checks.values(), patience_seconds)
+    return dict(zip(checks, map(without_secrets, results), strict=True))
 
 
 def skip(names: Iterable[str], reason: str) -> Findings:
@@ -84,16 +84,14 @@ def _failed(error: BaseException) -> Judgement:
 
 
 def call_all(
-    calls: Mapping[str, Callable[[], T]], patience_seconds: float = PATIENCE_SECONDS
-) -> dict[str, T | BaseException]:
-    """What each call returned or raised."""
-    futures = {name: DaemonThreads().submit(call) for name, call in calls.items()}
-    wait(futures.values(), patience_seconds)
+    function: Callable[[Subject], T], subjects: Iterable[Subject], patience_seconds: float = PATIENCE_SECONDS
+) -> list[T | BaseException]:
+    """What the function returned or raised for each subject. The calls run side by side."""
+    futures = [DaemonThreads().submit(function, subject) for subject in subjects]
+    wait(futures, patience_seconds)
     hint = "check whether the machine, its disks or the network hang"
     late = Unavailable(f"no response within {patience_seconds:g} s", code="check.timeout", hint=hint)
-    return {
-        name: (future.exception() or future.result()) if future.done() else late for name, future in futures.items()
-    }
+    return [(future.exception() or future.result()) if future.done() else late for future in futures]
 
 
 def some(texts: Sequence[str]) -> str:

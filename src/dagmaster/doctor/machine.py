@@ -3,13 +3,12 @@
 import asyncio
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import httpx2
 
@@ -20,10 +19,10 @@ from dagmaster.client.credentials import key_for
 from dagmaster.client.models.base import parse
 from dagmaster.client.models.operations import Health
 from dagmaster.doctor.findings import SHOWN, Judgement, Judgements, judge, named, ok, problem, skipped, warning
-from dagmaster.errors import Conflict, InvalidRequest, NotAllowed
+from dagmaster.errors import Conflict, NotAllowed
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
-from dagmaster.listen import API, HEALTH, Endpoint, bind
+from dagmaster.listen import API, HEALTH, Endpoint, bind, http_url
 from dagmaster.local import discovery
 from dagmaster.local.data import user_name
 from dagmaster.local.embedded import Cluster, find_binaries
@@ -36,12 +35,12 @@ _SHARED_MEMORY = Path("/dev", "shm")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is checked: the platform that the settings and options choose. `chosen` are settings given as options."""
+    """What is checked: the platform that the settings and options choose."""
 
     settings: Settings
-    chosen: Mapping[str, Any]
-    server: str | None
+    server: str | None = None
     key: str | None = field(default=None, repr=False)
+    invalid_settings: Sequence[str] = ()
 
     @property
     def folder(self) -> Path:
@@ -62,17 +61,14 @@ class Target:
 
 
 def target(data: Path | None, server: str | None, key: str | None = None) -> Target:
-    chosen = {"DAGMASTER_DATA": data} if data else {}
-    return Target(environment.repaired(**chosen), chosen, server, key)
+    settings, problems = environment.repaired(**({"DAGMASTER_DATA": data} if data else {}))
+    return Target(settings, server, key, problems)
 
 
 def check_settings(target: Target) -> Judgements:
-    judgements = [warning(text, "correct its name, or unset it") for text in environment.warnings()]
-    try:
-        environment.load(**target.chosen)
-    except InvalidRequest as error:
-        fix = "correct this environment variable; see docs/settings.md"
-        judgements = [*(problem(text, fix) for text in error.facts["problems"]), *judgements]
+    fix = "correct this environment variable; see docs/settings.md"
+    judgements = [problem(text, fix) for text in target.invalid_settings]
+    judgements += [warning(text, "correct its name, or unset it") for text in environment.warnings()]
     return judgements or [ok("all valid")]
 
 
@@ -113,8 +109,8 @@ def check_shared_memory(_target: Target) -> Judgements:
         return [warning("there is no /dev/shm", "mount a tmpfs on /dev/shm")]
     total_bytes = shutil.disk_usage(_SHARED_MEMORY).total
     fix = "increase it, in a container with --shm-size=512m: larger queries of PostgreSQL may fail"
-    least = (64 << 20) + 1  # Docker gives a container 64 MiB
-    return [judge(total_bytes, f"{size_text(total_bytes)} of shared memory", fix, warning=least, is_least=True)]
+    minimum = (64 << 20) + 1  # Docker gives a container 64 MiB
+    return [judge(total_bytes, f"{size_text(total_bytes)} of shared memory", fix, warning=minimum, is_least=True)]
 
 
 def check_postgres_programs(target: Target) -> Judgements:
@@ -239,9 +235,9 @@ def check_port(endpoint: Endpoint, target: Target) -> Judgements:
 
 def _is_dagmaster(host: str, port: int) -> bool:
     """Whether a process of dagmaster listens on a port. All of them accept requests for localhost."""
-    url = f"http://[{host}]:{port}/readyz" if ":" in host else f"http://{host}:{port}/readyz"
+    url, headers = f"{http_url(host, port)}/readyz", {"Host": "localhost"}
     with suppress(httpx2.HTTPError):
-        response = httpx2.get(url, headers={"Host": "localhost"}, timeout=_RESPONSE_SECONDS, trust_env=False)
+        response = httpx2.get(url, headers=headers, timeout=_RESPONSE_SECONDS, trust_env=False)
         return '"is_ready"' in response.text
     return False
 

@@ -13,7 +13,7 @@ from dagmaster.client.models.gateway import (
     GatewayHealth,
     GatewayInstance,
     GatewayJob,
-    OrchestratorState,
+    ProxyHealth,
 )
 from dagmaster.errors import InvalidRequest
 from dagmaster.gateway.forward import ForwardedRequest, headers_of, passed_back
@@ -88,8 +88,8 @@ async def workflows(services: Services, request: Request) -> Response:
     summary="Get the health of orchestrators and workers",
     responses=responses(429),
 )
-async def proxy_health(services: Services) -> dict[str, list[OrchestratorState]]:
-    return {"orchestrator": services.forwarder.states(), "worker": services.workers.states()}
+async def proxy_health(services: Services) -> ProxyHealth:
+    return ProxyHealth(orchestrator=services.forwarder.states(), worker=services.workers.states())
 
 
 async def _proxied(

@@ -18,6 +18,7 @@ from dagmaster import __version__, listen
 from dagmaster.access.caller import ANONYMOUS
 from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import MAX_BODY_BYTES
+from dagmaster.client.models.gateway import GatewayReadiness
 from dagmaster.client.models.operations import ProcessLiveness
 from dagmaster.errors import DagmasterError
 from dagmaster.gateway import admin, assets, operations, platform, status, uploads
@@ -45,12 +46,17 @@ async def livez() -> ProcessLiveness:
     return ProcessLiveness(status="alive", silent_seconds=0.0)
 
 
-@probes.get("/readyz", operation_id="get_readyz", summary="Check whether the gateway is ready", responses=responses())
-async def readyz(services: Services, response: Response) -> dict[str, bool]:
+@probes.get(
+    "/readyz",
+    operation_id="get_readyz",
+    summary="Check whether the gateway is ready",
+    responses={**responses(), 503: {"model": GatewayReadiness, "description": "The database cannot be read"}},
+)
+async def readyz(services: Services, response: Response) -> GatewayReadiness:
     """The gateway is ready if the database can be read: clients can poll while no orchestrator is available."""
     health = await health_of(services)
     response.status_code = 200 if health.is_ready else 503
-    return {"is_ready": health.is_ready, "can_read": health.can_read, "can_forward": health.can_forward}
+    return GatewayReadiness(is_ready=health.is_ready, can_read=health.can_read, can_forward=health.can_forward)
 
 
 metrics = APIRouter(include_in_schema=False, dependencies=[requires(Permission.METRICS_READ)])

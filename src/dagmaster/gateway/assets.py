@@ -214,7 +214,7 @@ async def _asset(services: GatewayServices, caller: Caller, name: str) -> Gatewa
 
 
 def _require_preview(caller: Caller) -> None:
-    """Viewers read published assets from the map server; here they would also see assets that are not published."""
+    """Viewers read published assets from the map server; the gateway would also show assets that are not published."""
     if not caller.has(Scope.B2B) and not may_preview(caller):
         raise NotFound("there is no such asset", code="asset.not-found", hint="the map server lists published assets")
 

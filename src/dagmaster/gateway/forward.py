@@ -1,8 +1,8 @@
 """Forward requests to a healthy orchestrator, with the credentials of the caller.
 
     a request ──▶ the next healthy address ──▶ its response
-                  └── no connection ──▶ the next one; none left, or all hang: 503
-                  └── connected, but no response in time: 504. It is not repeated, unless it is safe to repeat
+                  └── no connection ──▶ the next address; none left, or all hang: 503
+                  └── no response in time ──▶ 504, or the next address if the request is safe to repeat
 
 The orchestrator verifies the caller again. The gateway adds no rights.
 """

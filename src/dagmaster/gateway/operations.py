@@ -52,7 +52,7 @@ async def submit_batch(services: Services, request: Request, batch: BatchSubmiss
     return BatchResults(results=await asyncio.gather(*(result_of(entry) for entry in batch.submissions)))
 
 
-@router.get("/health", operation_id="gateway_health", summary="Get the health of the gateway", responses=responses())
+@router.get("/health", operation_id="gateway_health", summary="Get the health of the gateway", responses=responses(429))
 async def health(services: Services, _caller: Annotated[object, requires(Permission.ANYONE)]) -> GatewayHealth:
     """The addresses of orchestrators are left out; operators see them under `/api/admin/health`."""
     state = await health_of(services)

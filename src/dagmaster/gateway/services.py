@@ -27,7 +27,7 @@ from dagmaster.web.limits import RateLimit
 MAX_REPORTED: Final = 1000  # keys in one request
 
 
-class ViewedKeys:
+class GatewayKeys:
     """Looks up keys in the view of their hashes. Their use is reported to an orchestrator, in batches."""
 
     def __init__(self, reads: GatewayReads, forwarder: Forwarder, own_key: str | None) -> None:
@@ -92,7 +92,7 @@ class GatewayServices:
             code="gateway.too-many-requests",
             hint="send fewer requests; callbacks make polling unnecessary",
         )
-        keys = ViewedKeys(self.reads, self.forwarder, settings.gateway_key)
+        keys = GatewayKeys(self.reads, self.forwarder, settings.gateway_key)
         self.authentication = authentication_of(settings, keys, LOCAL_ADMIN)
 
     @asynccontextmanager

@@ -26,7 +26,7 @@ class Artifact:
 
     @classmethod
     def of(cls, place: "str | os.PathLike[str]", *, by: Literal["sha256", "modified_ns"] = "sha256") -> "Artifact":
-        """The current state of a file: its size, and its hash or, if hashing takes too long, its modification time."""
+        """The current state of a file: its size and hash. Pass `by="modified_ns"` if hashing would take too long."""
         uri = _uri_of(place)
         measurements = MEASUREMENTS.get(_scheme_of(uri))
         if measurements is None:

@@ -140,9 +140,9 @@ def least_bytes(value: Any) -> int:
     return 1
 
 
-def _too_large(size_bytes: int, about: str = "") -> HandlerFailed:
+def _too_large(size_bytes: int, prefix: str = "") -> HandlerFailed:
     return HandlerFailed(
-        f"the output has {about}{size_bytes:,} bytes, more than the {MAX_OUTPUT_BYTES:,} allowed",
+        f"the output has {prefix}{size_bytes:,} bytes, more than the {MAX_OUTPUT_BYTES:,} allowed",
         code="handler.output-too-large",
         size_bytes=size_bytes,
         limit_bytes=MAX_OUTPUT_BYTES,

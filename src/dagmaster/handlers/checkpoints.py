@@ -59,10 +59,10 @@ def pack(name: str, data: Any, artifact: OneOrMoreArtifacts | None) -> Phase:
     return phase
 
 
-def last_trusted(
+def last_valid(
     phases: Sequence[Phase], is_valid: IsValid | None, check: Check | None, warn: Warn
 ) -> tuple[str, Any] | None:
-    """The last valid phase. Later ones, which are not valid, are logged."""
+    """Name and data of the last valid phase. Later ones are logged as invalid."""
     for phase in reversed(phases):
         problem = refusal(phase, is_valid) or next((p for a in phase.artifacts if (p := _problem(a, check))), None)
         if problem is None:

@@ -25,9 +25,13 @@ class ExampleResult(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-async def echo(ctx: Context) -> dict[str, Any]:
+class EchoResult(ExampleResult):
+    echoed_params: Any
+
+
+async def echo(ctx: Context) -> EchoResult:
     """Return the params as `echoed_params`."""
-    return {"echoed_params": ctx.params}
+    return EchoResult(echoed_params=ctx.params)
 
 
 async def noop(_ctx: Context) -> None:
@@ -101,11 +105,15 @@ class FlakyParams(BaseModel):
     seed: int | str | None = None
 
 
-async def flaky_echo(ctx: Context, params: FlakyParams) -> dict[str, Any]:
+class FlakyEchoResult(EchoResult):
+    attempt: int
+
+
+async def flaky_echo(ctx: Context, params: FlakyParams) -> FlakyEchoResult:
     """Fail at random. With a seed the same attempts fail in every run, and the fifth attempt succeeds."""
     if _draws_failure(ctx, params):
         raise HandlerFailed(f"flaky by design (attempt {ctx.attempt})", code="handler.flaky")
-    return {"echoed_params": params.model_dump(exclude_none=True), "attempt": ctx.attempt}
+    return FlakyEchoResult(echoed_params=params.model_dump(exclude_none=True), attempt=ctx.attempt)
 
 
 def _draws_failure(ctx: Context, params: FlakyParams) -> bool:

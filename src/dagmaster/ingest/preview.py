@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,13 @@ _TIMEOUT_SECONDS = 60.0
 _MAX_START_SECONDS = 45.0  # the map server takes seconds to start
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    path: Path
-    width: int
-    height: int
-    zoom: int
-    tiles: int
-
-
-def make_preview(tilejson_url: str, target: Path, longest_side: int = MAX_SIDE) -> Preview:
+def make_preview(tilejson_url: str, target: Path) -> None:
     """Fetch the tiles of the finest zoom at which the dataset fits, and save them as one picture."""
     from dagmaster.raster.picture import stitched
 
     with _translated(), httpx2.Client(timeout=_TIMEOUT_SECONDS, trust_env=False) as http:
         tilejson = _tilejson(http, tilejson_url)
-        zoom, box = _fitting(tilejson, longest_side)
+        zoom, box = _fitting(tilejson, MAX_SIDE)
         tiles = _fetched(http, tilejson["tiles"][0], zoom, box)
     if not tiles:
         raise Unavailable("the map server has no tiles of this dataset", code="preview.empty")
@@ -47,8 +37,6 @@ def make_preview(tilejson_url: str, target: Path, longest_side: int = MAX_SIDE) 
     unfinished = target.with_name(f".{target.name}.new")
     unfinished.write_bytes(stitched(tiles, box, _TILE))
     unfinished.replace(target)
-    left, top, right, bottom = box
-    return Preview(target, right - left, bottom - top, zoom, len(tiles))
 
 
 def _tilejson(http: httpx2.Client, url: str) -> Any:
@@ -113,7 +101,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except httpx2.HTTPStatusError as error:
-        what = f"the map server responded with status {error.response.status_code} for {error.request.url.path}"
-        raise Unavailable(what, code="preview.refused") from None
+        message = f"the map server responded with status {error.response.status_code} for {error.request.url.path}"
+        raise Unavailable(message, code="preview.refused") from None
     except httpx2.HTTPError as error:
         raise Unavailable(f"the map server does not respond: {error}", code="preview.unreachable") from None

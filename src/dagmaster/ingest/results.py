@@ -4,15 +4,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from dagmaster.addresses import Addresses
-from dagmaster.storage.location import Edition, Folder, Location, Zone
+from dagmaster.storage.location import STAC_COLLECTION, Edition, Folder, Location, Zone
 
 if TYPE_CHECKING:
+    from dagmaster.handlers.raster.findings import MergedFinding
     from dagmaster.raster.validation.findings import Finding
     from dagmaster.storage.zones import Storage
 
 
 _MAX_PLACES = 3
+
+
+class RasterJobResult(BaseModel):
+    """The fields of a raster job's result that are used here. Which of them it has depends on its workflow."""
+
+    model_config = ConfigDict(frozen=True)
+
+    blob_path: str | None = None
+    mosaic_blob: str | None = None
+    total_tiles: int | None = None
+    item_count: int | None = None
+    findings: list[dict[str, Any]] | None = None
+
+    @classmethod
+    def of(cls, result: object) -> "RasterJobResult":
+        """`result` is a job's `result_data`, which is null if it has none."""
+        return cls.model_validate(result if isinstance(result, dict) else {})
+
+    @property
+    def cog_count(self) -> int:
+        return self.total_tiles or self.item_count or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +80,20 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
     return ResultSummary(
         dataset_id=edition.dataset,
-        cogs=storage.shown(_silver(storage, edition.cog("x"))).rpartition("/")[0],
+        cogs=storage.display_path(_silver(storage, edition.cog("x"))).rpartition("/")[0],
         cog_count=len(cogs),
         cog_bytes=sum(cog.size_bytes for cog in cogs),
-        mosaic=storage.shown(mosaic) if storage.exists(mosaic) else None,
+        mosaic=storage.display_path(mosaic) if storage.exists(mosaic) else None,
         urls=urls,
     )
 
 
 def summarise_remote(edition: Edition, result: object, urls: ResultUrls) -> ResultSummary:
     """The results of a job on another machine, as its platform reports them."""
-    fields = result if isinstance(result, dict) else {}
-    count = fields.get("total_tiles") or fields.get("item_count") or 1
     return ResultSummary(
         dataset_id=edition.dataset,
         cogs=None,
-        cog_count=count if isinstance(count, int) else 1,
+        cog_count=RasterJobResult.of(result).cog_count,
         cog_bytes=None,
         mosaic=None,
         urls=urls,
@@ -83,7 +105,7 @@ def served_urls(storage: "Storage | None", edition: Edition, maps_url: str) -> R
     addresses, dataset, ordinal = Addresses(maps_url), edition.dataset, edition.ordinal
     documents = _siblings(storage, edition.stac("x")) if storage else []
     items = sorted(
-        stored.location.name.removesuffix(".json") for stored in documents if stored.location.name != "collection.json"
+        stored.location.name.removesuffix(".json") for stored in documents if stored.location.name != STAC_COLLECTION
     )
     return ResultUrls(
         collection=addresses.collection(dataset),
@@ -94,29 +116,30 @@ def served_urls(storage: "Storage | None", edition: Edition, maps_url: str) -> R
     )
 
 
-def is_complete(storage: "Storage", edition: Edition, result: dict[str, Any]) -> bool:
+def is_complete(storage: "Storage", edition: Edition, result: object) -> bool:
     """Whether storage still has all results of a completed job: objects may have been deleted since."""
-    expected = [result.get("blob_path") or result.get("mosaic_blob"), edition.stac("collection.json")]
+    job_result = RasterJobResult.of(result)
+    expected = [job_result.blob_path or job_result.mosaic_blob, edition.stac(STAC_COLLECTION)]
     has_all = all(storage.exists(_silver(storage, blob)) for blob in expected if blob)
-    count = result.get("total_tiles") or result.get("item_count") or 1
-    return has_all and len(_siblings(storage, edition.cog("x"))) >= count
+    return has_all and len(_siblings(storage, edition.cog("x"))) >= job_result.cog_count
 
 
 def warnings_of(result: object) -> "list[Finding]":
     """Warnings of the processing, which reads every pixel; those of the validation are printed before the job."""
+    from dagmaster.handlers.raster.findings import MergedFinding
     from dagmaster.raster.validation.findings import Finding, Severity
 
-    findings = result.get("findings") if isinstance(result, dict) else None
+    findings = [MergedFinding.model_validate(each) for each in RasterJobResult.of(result).findings or []]
     return [
-        Finding(each["code"], Severity.WARN, f"{_places_text(each)}{each['message']}", each.get("advice", ""))
-        for each in findings or []
-        if each.get("stage") == "processing" and each["severity"] == Severity.WARN
+        Finding(each.code, Severity.WARN, f"{_places_text(each)}{each.message}", each.advice)
+        for each in findings
+        if each.stage == "processing" and each.severity is Severity.WARN
     ]
 
 
-def _places_text(finding: dict[str, Any]) -> str:
+def _places_text(finding: "MergedFinding") -> str:
     """The tiles that have the finding, such as `r000c001.tif and 3 more: `; empty for a single COG."""
-    places, count = finding["places"][:_MAX_PLACES], finding["count"]
+    places, count = finding.places[:_MAX_PLACES], finding.count
     more = f" and {count - len(places)} more" if count > len(places) else ""
     return f"{', '.join(places)}{more}: " if places else ""
 

@@ -20,7 +20,7 @@ class ReviewState:
     is_approved: bool
     asset: AssetInfo
     ordinal: int
-    why: str | None = None
+    reason: str | None = None
 
 
 def decide(client: JsonClient, ingestion: Ingestion) -> ReviewState:

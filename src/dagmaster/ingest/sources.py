@@ -111,9 +111,9 @@ def _files_in(folder: Path) -> list[Path]:
     if not files:
         in_subfolders = next((file for file in folder.glob("*/**/*") if _is_raster_name(file)), None)
         suffix = in_subfolders.suffix if in_subfolders else ""
-        what = ", ".join(sorted(_SUFFIXES))
+        suffixes = ", ".join(sorted(_SUFFIXES))
         raise NotFound(
-            f"the folder {folder} has no rasters ({what})",
+            f"the folder {folder} has no rasters ({suffixes})",
             code="folder.empty",
             hint=f"its subfolders have rasters: use '{folder}/**/*{suffix}'" if in_subfolders else None,
         )

@@ -120,8 +120,7 @@ def _has_results(client: JsonClient, ingestion: Ingestion) -> bool:
     if ingestion.storage is None:
         return True
     job = _job(client, ingestion.job_id)
-    result = job.get("result_data") if job else None
-    return is_complete(ingestion.storage, ingestion.edition, result if isinstance(result, dict) else {})
+    return is_complete(ingestion.storage, ingestion.edition, job.get("result_data") if job else None)
 
 
 def _job(client: JsonClient, job_id: str | None) -> Json | None:
@@ -169,11 +168,11 @@ def _is_same_work(client: JsonClient, ingestion: Ingestion, job_id: str) -> bool
     if job is None or job.get("workflow_id") != ingestion.workflow:
         return False
     blobs = {"blob_names": list(ingestion.blobs), "blob_name": ingestion.blobs[0]}
-    given = {**blobs, "container_name": ingestion.container, **ingestion.parameters}
+    parameters = {**blobs, "container_name": ingestion.container, **ingestion.parameters}
     declared = client.workflow(ingestion.workflow)["inputs_schema"]["properties"]
     inputs = job.get("input_params") or {}
     return all(
-        inputs.get(name) == given.get(name, schema.get("default"))
+        inputs.get(name) == parameters.get(name, schema.get("default"))
         for name, schema in declared.items()
         if not schema.get("readOnly")
     )

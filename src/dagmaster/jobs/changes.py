@@ -42,7 +42,7 @@ class NodeChange:
     ended_failed: int = 0  # … of these, how many failed
     ended_cancelled: int = 0  # … and were cancelled
     woken: int = 0  # children that no longer wait to run again
-    taken: int = 0  # children of an earlier run that were reused or closed
+    settled_stale: int = 0  # stale children that were reused or closed
     label: str | None = None  # of a reused child
     started_at: datetime | None = None
     finished_at: datetime | None = None

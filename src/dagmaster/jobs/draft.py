@@ -324,7 +324,7 @@ class Draft:
         self.view.nodes[fan_out] = state._replace(stale_count=state.stale_count - 1, expanded=expanded)
         row = self._rows.get(fan_out)
         facts: dict[str, Any] = {"expanded": expanded} if expands else {}
-        self._amend(fan_out, taken=(row.taken if row else 0) + 1, **facts)
+        self._amend(fan_out, settled_stale=(row.settled_stale if row else 0) + 1, **facts)
         self.touched.add(fan_out)
 
     def withdrawn(self, update: Withdrawn | Due | Idle | _AttemptEnd, reason: str) -> None:

@@ -135,9 +135,9 @@ def seconds_until_end(graph: Graph, left: Mapping[str, float | None]) -> dict[st
 
 
 def of_all(ends: Iterable[float | None]) -> float | None:
-    """Seconds until the last of several nodes ends; None if one of them is not known."""
-    known = list(ends)
-    return max((each for each in known if each is not None), default=None) if None not in known else None
+    """Seconds until the last of several nodes ends; None if one of these times is not known."""
+    seconds = list(ends)
+    return max((each for each in seconds if each is not None), default=None) if None not in seconds else None
 
 
 def of_job(elapsed: float | None, fraction: float | None, usual: float | None) -> float | None:

@@ -159,8 +159,8 @@ class Job(Record):
 
 
 class JobWords(Record):
-    """The words of a job, for searches: of its id, workflow, submitter, correlation id, inputs and error. Triggers on
-    `dag_jobs` write it."""
+    """The search words of a job: those of its id, workflow, submitter, correlation id, inputs and error. Triggers on
+    `dag_jobs` write them."""
 
     table: ClassVar[Table] = Table(
         "dag_job_search",
@@ -505,8 +505,8 @@ class DeadLetter(Record):
 
 
 class IdempotencyKey(Record):
-    """The job of a submitter's key. `request_hash` distinguishes a repeated request from another one with the same
-    key."""
+    """A submitter's key and the job that it belongs to. `request_hash` distinguishes a repeated request from another
+    one with the same key."""
 
     table: ClassVar[Table] = Table(
         "dag_idempotency_keys",

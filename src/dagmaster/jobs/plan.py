@@ -8,8 +8,8 @@ changes.
             ──▶ settle    (nodes whose dependencies have ended start, are skipped, or wait)
             ──▶ conclude  (everything has ended: the job's outcome and result)
 
-Outputs that a template needs and that are not loaded are in `Plan.wanted`; the caller loads them and decides again.
-Templates that need too long are in `Plan.slow`; the caller renders them in another thread and decides again.
+Outputs that a template needs and that are not loaded are in `Plan.missing_outputs`; the caller loads them and decides
+again. Templates that need too long are in `Plan.slow`; the caller renders them in another thread and decides again.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ _FINAL = (CHILDREN_FAILED, "template.too-slow")  # a retry would find the same c
 class Plan:
     changes: Changes
     view: JobView
-    wanted: frozenset[str] = frozenset()  # nodes whose outputs must be loaded before the job can continue
+    missing_outputs: frozenset[str] = frozenset()  # nodes whose outputs must be loaded before the job can continue
     slow: Mapping[Key, SlowTemplate] = field(default_factory=dict)  # templates to render before the job can continue
     is_unfinished: bool = False  # the next transaction can continue at once (the next chunk of a fan_out)
     is_failing: bool = False
@@ -114,7 +114,7 @@ class Planner:
         """
         draft = Draft(view, epoch, sequence)
         if stop is not None and view.stopping is None:
-            draft.stop(stop.stop, by=stop.by, why=stop.why)
+            draft.stop(stop.stop, by=stop.by, why=stop.reason)
         decision = _Decision(self, draft, budget or ByteBudget(), unroutable, rendered or {})
         return decision.run(updates, checks_all_nodes=checks_all_nodes)
 
@@ -140,7 +140,7 @@ class _Decision:
         self.slow: dict[Key, SlowTemplate] = {}
         self.graph = draft.view.graph
         self.nodes = draft.view.graph.workflow.nodes
-        self.wanted: set[str] = set()
+        self.missing_outputs: set[str] = set()
         self.is_unfinished = False
         self.failing = is_failing(draft.view)
         self._expansions: dict[str, Expansion] = {}
@@ -164,7 +164,7 @@ class _Decision:
         changes = self.draft.finish()
         view = self.result.without_unneeded_outputs()
         is_winding_down = self.failing and not self._is_over(view)
-        return Plan(changes, view, frozenset(self.wanted), self.slow, self.is_unfinished, is_winding_down)
+        return Plan(changes, view, frozenset(self.missing_outputs), self.slow, self.is_unfinished, is_winding_down)
 
     @property
     def _cancel_reason(self) -> str:
@@ -356,7 +356,7 @@ class _Decision:
     def _has_outputs(self, node_id: str) -> bool:
         """Whether the outputs that this node's templates need are loaded; else they are requested."""
         missing = self.draft.view.missing_outputs(node_id)
-        self.wanted |= missing
+        self.missing_outputs |= missing
         return not missing
 
     def _can_start(self, node_id: str) -> bool:
@@ -603,7 +603,7 @@ class _Decision:
         if status is JobStatus.FAILED:
             self.draft.move_job(status, error_message=self.result.first_error())
             return
-        self.wanted |= (missing := self.result.missing_outputs())
+        self.missing_outputs |= (missing := self.result.missing_outputs())
         if missing:
             return
         if self.budget.is_spent:

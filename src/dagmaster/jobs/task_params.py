@@ -65,10 +65,10 @@ class ParamsWriter:
         """Encode these params once, for many children. The caller must keep the dict: it is recognised by its id()."""
         self._shared[id(params)] = None
 
-    def task(self, task: NewTask, what: str = "the params") -> NewTask:
+    def task(self, task: NewTask, noun: str = "the params") -> NewTask:
         """The task as its row stores it: params that would make its message too large are kept by reference."""
         assert task.params is not None
-        encoded = self._encoded(task.params, what)
+        encoded = self._encoded(task.params, noun)
         size = len(encoded.text)
         if size <= _SURELY_INLINE_BYTES or size + self._envelope_bytes(task) <= INLINE_BYTES:
             self.budget.bytes_left -= size
@@ -88,17 +88,17 @@ class ParamsWriter:
             )
         return by_reference(self._keep(_Encoded(text)))
 
-    def _encoded(self, params: dict[str, Any], what: str) -> _Encoded:
+    def _encoded(self, params: dict[str, Any], noun: str) -> _Encoded:
         """Params as JSON. Raises InvalidRequest if they are too large, or JSON cannot represent them."""
         shared = self._shared.get(id(params))
         if shared is not None:
             return shared
         limit = self.max_params_bytes
         # Far beyond the limit the exact size does not matter, and encoding could exhaust the memory.
-        text = encode(params, what) if fits(params, 2 * limit) else None
+        text = encode(params, noun) if fits(params, 2 * limit) else None
         if text is None or len(text) > limit:
             raise InvalidRequest(
-                f"{what} have {_size(text, limit)} bytes; the limit is {limit:,}",
+                f"{noun} have {_size(text, limit)} bytes; the limit is {limit:,}",
                 code="params.too-large",
                 hint="pass large data by reference, e.g. with results_of",
             )

@@ -91,7 +91,7 @@ class StopRequest:
 
     stop: Stop
     by: str | None = None
-    why: str | None = None
+    reason: str | None = None
 
 
 TaskUpdate = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Idle | Withdrawn

@@ -43,10 +43,10 @@ class WorkflowLibrary:
                 workflow_id=workflow_id,
             ) from None
 
-    def _hint(self, known: Collection[str], *, with_refused: bool) -> str:
+    def _hint(self, workflow_ids: Collection[str], *, with_refused: bool) -> str:
         """The known workflows, and the refused files: the workflow may be in one of them."""
         refused = "; ".join(without_folders(error.message) for error in self.refused[:SHOWN_REFUSALS])
-        listed = f"known: {', '.join(sorted(known))}"
+        listed = f"known: {', '.join(sorted(workflow_ids))}"
         return f"{listed}; refused: {refused}" if refused and with_refused else listed
 
 
@@ -73,7 +73,7 @@ def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collec
     )
 
 
-def read_beside_library(path: Path, text: bytes, settings: Settings, handlers: Mapping[str, Any]) -> Workflow:
+def read_with_library(path: Path, text: bytes, settings: Settings, handlers: Mapping[str, Any]) -> Workflow:
     """The workflow in a file, or an error with all its problems. An alias may name a workflow of the library, or one in
     the same folder."""
     queues = settings.known_queues

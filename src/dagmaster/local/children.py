@@ -114,7 +114,7 @@ class ChildProcess:
         now = time.monotonic()
         if now - self._started_at > _HEALTHY_AFTER_SECONDS:
             self.failures = 0
-        wait = min(_MAX_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2**self.failures)
+        wait = min(_MAX_WAIT_SECONDS, _FIRST_WAIT_SECONDS * 2 ** min(self.failures, 10))
         self.failures += 1
         self._start_at = now + wait
         say(f"{self.name} (process {self.pid}) {ending(code)}; restarting in {wait:g} s")

@@ -98,9 +98,9 @@ def find_local_data(name: str) -> LocalData:
 def remove(data: LocalData) -> int:
     """Delete the database and what the platform has put into the data folder; returns the number of bytes."""
     if data.is_running:
-        what = f"process {data.pid}" if data.pid else "a process that is starting or stopping"
+        owner = f"process {data.pid}" if data.pid else "a process that is starting or stopping"
         raise Conflict(
-            f"a platform is running on {data.folder or data.id} ({what})",
+            f"a platform is running on {data.folder or data.id} ({owner})",
             code="platform.running",
             hint="stop it with Ctrl-C in its terminal, then try again",
         )

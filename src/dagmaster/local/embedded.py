@@ -356,9 +356,9 @@ class Cluster:
             time.sleep(0.03)
         raise self._not_started(f"did not accept connections within {self.start_timeout_seconds:.0f} s")
 
-    def _not_started(self, what: str) -> Unavailable:
+    def _not_started(self, reason: str) -> Unavailable:
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-        return Unavailable(f"PostgreSQL {what}; the end of {self.log}:\n{tail}", code="cluster.start")
+        return Unavailable(f"PostgreSQL {reason}; the end of {self.log}:\n{tail}", code="cluster.start")
 
     def _superuser(self, database: str = "postgres") -> "psycopg.Connection[tuple[object, ...]]":
         import psycopg
@@ -401,9 +401,9 @@ def find_binaries(major: int | None = None) -> Path:
     supported = ((version, folder) for version, folder in _installed() if version >= OLDEST_MAJOR)
     folders = {version: folder for version, folder in supported if major in {None, version}}
     if not folders:
-        wanted = f"PostgreSQL {major}" if major else f"PostgreSQL {OLDEST_MAJOR} or newer"
+        required = f"PostgreSQL {major}" if major else f"PostgreSQL {OLDEST_MAJOR} or newer"
         raise NotFound(
-            f"{wanted} is not installed",
+            f"{required} is not installed",
             code="cluster.no-postgres",
             hint=f"apt-get install postgresql-{major or OLDEST_MAJOR}-postgis-3, or set DATABASE_URL to another server",
         )

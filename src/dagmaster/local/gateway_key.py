@@ -2,9 +2,9 @@
 
     <data folder>/gateway.key   the key, readable by its owner only
 
-The key gets a new secret at each start. Rotation needs the id alone, so a start that dies between the database and the
-file does no harm: the next one rotates again. A key that was revoked, or that another database does not know, is
-replaced by a new one.
+The key gets a new secret at each start. Rotation needs only the id of the key. If a start dies after it has written to
+the database and before it has written the file, the next start therefore rotates the key again. A key that was revoked,
+or that is not in the database, is replaced by a new one.
 """
 
 import asyncio

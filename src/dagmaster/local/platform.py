@@ -20,7 +20,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
-from dagmaster.listen import API, GATEWAY, HEALTH, SERVING, Endpoint, bind, bind_or_any
+from dagmaster.listen import API, GATEWAY, HEALTH, SERVING, Endpoint, bind, bind_or_any, http_url
 from dagmaster.local import discovery
 from dagmaster.local.children import STOP_SIGNALS, ChildProcess, Say, stop_all
 from dagmaster.web.page_headers import UI
@@ -167,7 +167,7 @@ class LocalPlatform:
         environment = self._environment()
         if self.serving_url:
             environment = {**environment, "SERVING_URLS": self.serving_url}
-        # The map server takes the address for its links from each request; results of jobs use this one.
+        # The map server takes the address for its links from each request; results of jobs use PUBLIC_URL.
         if self.maps_url and not self.settings.public_url:
             environment = {**environment, "PUBLIC_URL": self.maps_url}
         roles = [("orchestrator", n) for n in range(self.orchestrators)] + [("worker", n) for n in range(self.workers)]
@@ -282,8 +282,8 @@ class LocalPlatform:
             if child.failures >= 3 or child.is_given_up:
                 raise Unavailable(f"{child.name} does not start", code="platform.broken", hint=hint)
         if time.monotonic() > deadline:
-            what = f"the platform was not ready within {READY_PATIENCE_SECONDS:.0f} s"
-            raise Unavailable(what, code="platform.slow", hint=hint)
+            message = f"the platform was not ready within {READY_PATIENCE_SECONDS:.0f} s"
+            raise Unavailable(message, code="platform.slow", hint=hint)
 
     def _publish(self) -> None:
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -307,8 +307,8 @@ class LocalPlatform:
 
 def _url(host: str, port: int) -> str:
     """The address for commands on this machine; loopback if the server listens on all addresses."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not listened on
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared, not listened on
+    return http_url(loopback.get(host, host), port)
 
 
 def _is_address(text: str) -> bool:
@@ -384,13 +384,13 @@ def _preload() -> None:
         import_module(f"dagmaster.database.{name}")
 
 
-def database_of(settings: "Settings", name: str = "default") -> "tuple[str, Cluster | None]":
+def database_of(settings: "Settings") -> "tuple[str, Cluster | None]":
     """The configured server, or a private one."""
     from dagmaster.local.embedded import Cluster
 
     if dsn := settings.dsn():
         return dsn, None
-    cluster = Cluster.at(settings.data_folder, name)
+    cluster = Cluster.at(settings.data_folder)
     return cluster.dsn, cluster
 
 

@@ -21,7 +21,8 @@ _contexts: list[Callable[[], Mapping[str, str]]] = []
 
 
 def add_context(read: Callable[[], Mapping[str, str]]) -> None:
-    """Add what `read` returns, such as the ids of the current trace, to every event from now on."""
+    """Add what `read` returns, such as the ids of the current trace, to every event from now on. An earlier function is
+    replaced."""
     _contexts[:] = [read]
 
 

@@ -54,7 +54,7 @@ class Subject(Protocol):
 
     def ready(self) -> list[Check]: ...
 
-    def about(self) -> dict[str, Any]: ...
+    def details(self) -> dict[str, Any]: ...
 
     def metrics(self) -> Iterable[Metric]: ...
 
@@ -143,7 +143,7 @@ class Probes:
             "is_ready": all(check.is_ok for check in [*alive, *ready]),
             "checks": [*alive, *ready],
         }
-        return verdicts | self._subject.about()
+        return verdicts | self._subject.details()
 
     def _loop_metric(self) -> Iterable[Metric]:
         meaning = "Seconds since the event loop last ran"

@@ -5,7 +5,7 @@ from typing import assert_never
 from uuid import UUID
 
 from dagmaster.client.models.bulk import BulkAction, BulkResult
-from dagmaster.client.models.jobs import JobPart, JobSummary
+from dagmaster.client.models.jobs import JobPart, JobSummary, Resumed
 from dagmaster.database.ledger.protocol import SubmissionLedger, no_such_job
 from dagmaster.errors import Conflict, DagmasterError
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
@@ -32,14 +32,20 @@ async def act_on(
     is_preview: bool = False,
 ) -> BulkResult:
     """Apply an action to one job, or report what would happen. `job` is the job as it was listed; None if there is
-    none."""
+    none. `part` is the part of the job that a retry runs again."""
     try:
         if job is None:
             raise no_such_job(job_id)
-        if action == "cancel":
-            result = await _cancelled(ledger, job, by=by, reason=reason, is_preview=is_preview)
-        else:
-            result = await _run_again(ledger, job, action, part, by=by, reason=reason, is_preview=is_preview)
+        match action:
+            case "cancel":
+                result = await _cancelled(ledger, job, by=by, reason=reason, is_preview=is_preview)
+            case "resume":
+                result = _rerun(await resume(ledger, job_id, by=by, reason=reason, is_dry_run=is_preview))
+            case "retry":
+                assert part is not None  # BulkRequest requires it
+                result = _rerun(await retry(ledger, job_id, part, by=by, reason=reason, is_dry_run=is_preview))
+            case _:
+                assert_never(action)
     except DagmasterError as error:
         result = BulkResult(job_id=job_id, outcome="refused", code=error.code, detail=error.message)
     if job is None:
@@ -61,23 +67,5 @@ async def _cancelled(
     return BulkResult(job_id=job.job_id, outcome="unchanged", detail="its cancellation was already requested")
 
 
-async def _run_again(
-    ledger: SubmissionLedger,
-    job: JobSummary,
-    action: BulkAction,
-    part: JobPart | None,
-    *,
-    by: str,
-    reason: str | None,
-    is_preview: bool,
-) -> BulkResult:
-    match action:
-        case "retry" if part is not None:
-            again = await retry(ledger, job.job_id, part, by=by, reason=reason, is_dry_run=is_preview)
-        case "resume" | "retry":
-            again = await resume(ledger, job.job_id, by=by, reason=reason, is_dry_run=is_preview)
-        case "cancel":
-            raise AssertionError("cancel does not run a job again")
-        case _:
-            assert_never(action)
-    return BulkResult(job_id=job.job_id, outcome="accepted", nodes=list(again.nodes), children=again.children)
+def _rerun(result: Resumed) -> BulkResult:
+    return BulkResult(job_id=result.job_id, outcome="accepted", nodes=list(result.nodes), children=result.children)

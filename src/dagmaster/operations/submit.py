@@ -6,7 +6,7 @@ returns the job of the first one.
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -36,31 +36,21 @@ from dagmaster.operations.rerun import resume as resume_job
 from dagmaster.workflows.inputs import check_inputs, has_signed_url, refuse_reserved, refuse_signed_urls
 from dagmaster.workflows.storable import encode
 
-
-def _milliseconds() -> int:
-    return time.time_ns() // 1_000_000
+_MAX_MESSAGES = 100  # that one transaction turns into jobs
 
 
-def prepare(
-    library: WorkflowLibrary,
-    submission: Submission,
-    *,
-    allow_reserved: bool = False,
-    milliseconds: Callable[[], int] = _milliseconds,
-) -> NewJob:
+def prepare(library: WorkflowLibrary, submission: Submission, *, allow_reserved: bool = False) -> NewJob:
     """The job that a submission requests, or an error that names what is wrong with it.
 
     `allow_reserved` is for the platform's own submissions, which set the reserved inputs of a workflow.
     """
     with traces.span("submit job", kind="producer", workflow=submission.workflow_id) as span:
-        job = _prepare(library, submission, allow_reserved=allow_reserved, milliseconds=milliseconds)
+        job = _prepare(library, submission, allow_reserved=allow_reserved)
         span.set(job_id=str(job.job_id))
         return replace(job, traceparent=span.traceparent) if span.traceparent else job
 
 
-def _prepare(
-    library: WorkflowLibrary, submission: Submission, *, allow_reserved: bool, milliseconds: Callable[[], int]
-) -> NewJob:
+def _prepare(library: WorkflowLibrary, submission: Submission, *, allow_reserved: bool) -> NewJob:
     workflow = library.get(submission.workflow_id)
     if not allow_reserved:
         refuse_reserved(workflow, submission.inputs)
@@ -73,7 +63,7 @@ def _prepare(
     for field, url in callback_urls(submission).items():
         check_callback_url(url, allow_private=library.allow_private_callbacks, field=field)
     return NewJob(
-        job_id=new_job_id(milliseconds()),
+        job_id=new_job_id(time.time_ns() // 1_000_000),
         workflow=workflow,
         input_params=inputs,
         priority=submission.priority,
@@ -196,12 +186,15 @@ def _failure_fields(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
 
 
 async def take_submissions(
-    ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, *, patience_seconds: float = 0.0, limit: int = 100
+    ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, *, patience_seconds: float
 ) -> int:
     """Turn messages waiting in a queue into jobs; those that are invalid become dead letters with the reason. Messages
     of unknown workflows wait for `patience_seconds`: another orchestrator may know the workflow."""
     scope = MessageScope(library.workflows.keys(), patience_seconds)
-    return len(await ledger.take_messages(queue, limit, lambda message: _job_or_letter(library, message), scope=scope))
+    processed = await ledger.take_messages(
+        queue, _MAX_MESSAGES, lambda message: _job_or_letter(library, message), scope=scope
+    )
+    return len(processed)
 
 
 def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | DeadLetter:

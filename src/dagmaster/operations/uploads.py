@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 from uuid import UUID, uuid4
 
-from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.caller import Caller
+from dagmaster.access.decision import submitting_platform
 from dagmaster.assets.model import Upload
 from dagmaster.assets.uploads import prefix_of, with_suffix
 from dagmaster.client.models.uploads import SourceObject, UploadedSource, UploadInfo, UploadRequest
@@ -37,7 +38,7 @@ LOCAL: Final = "local"
 @dataclass(frozen=True, slots=True)
 class UploadRules:
     max_bytes: int
-    most_open: int
+    max_open: int
     expiry_seconds: float
 
     @classmethod
@@ -76,7 +77,7 @@ class UploadOperations:
                 created_by=caller.name,
                 expires_in_seconds=self.rules.expiry_seconds,
             )
-            if begun := await self.store.begin(new, most=self.rules.most_open):
+            if begun := await self.store.begin(new, max_uploads=self.rules.max_open):
                 return await self._described(begun, caller)
             # Another request for the same file may have been faster.
             if upload := await self._upload_of_same_file(request, location, caller):
@@ -131,7 +132,7 @@ class UploadOperations:
         self, caller: Caller, *, prefix: str, after: str, limit: int, container: str | None = None
     ) -> Sequence[SourceObject]:
         """Objects of the bronze zone in the order of their names; for a partner, only its own."""
-        platform_id = own_platform(caller)
+        platform_id = submitting_platform(caller)
         if platform_id is not None and container not in (None, self.storage.containers[Zone.BRONZE]):
             return []
         within = narrower_prefix(prefix, prefix_of(platform_id) if platform_id else "")
@@ -264,13 +265,13 @@ class UploadOperations:
     async def _visible(self, upload_id: UUID, caller: Caller) -> Upload:
         """The upload, if the caller may see it; otherwise NotFound, as for an upload that does not exist."""
         upload = await self.store.find(upload_id)
-        if upload is None or own_platform(caller) not in (None, upload.platform_id):
+        if upload is None or submitting_platform(caller) not in (None, upload.platform_id):
             raise _not_found(upload_id)
         return upload
 
     async def _described(self, upload: Upload, caller: Caller) -> UploadInfo:
         """A platform does not see which person of this installation has uploaded a file for it."""
-        is_shown = own_platform(caller) is None or upload.created_by == caller.name
+        is_shown = submitting_platform(caller) is None or upload.created_by == caller.name
         is_finished = upload.finished_at is not None
         arrived = 0 if is_finished else await _in_thread(self.storage.uploads.position, upload.upload_id)
         return UploadInfo(
@@ -291,11 +292,6 @@ class UploadOperations:
         )
 
 
-def own_platform(caller: Caller) -> str | None:
-    """The only platform whose objects a caller may name and upload; None for callers who may use all of them."""
-    return caller.platform_id if caller.has(Scope.B2B) else None
-
-
 def narrower_prefix(prefix: str, own_prefix: str) -> str | None:
     """The prefix of names that begin with both prefixes; None if no name does."""
     if prefix.startswith(own_prefix):
@@ -314,10 +310,10 @@ def wrong_offset(upload_id: UUID, offset: int) -> Conflict:
 
 
 def _platform_of(request: UploadRequest, caller: Caller) -> str:
-    own_platform_id = own_platform(caller)
+    own_platform_id = submitting_platform(caller)
     if own_platform_id is not None and request.platform_id not in (None, own_platform_id):
         raise no_such_platform(str(request.platform_id))
-    return own_platform_id or request.platform_id or LOCAL
+    return request.platform_id or caller.platform_id or LOCAL
 
 
 def _check_range(upload: Upload, position: int, offset: int, length: int | None) -> None:

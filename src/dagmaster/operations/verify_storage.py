@@ -116,14 +116,14 @@ async def verify_storage(
     storage: Storage,
     *,
     reads_content: bool = False,
-    least_age: timedelta = MIN_AGE,
+    min_age: timedelta = MIN_AGE,
     limit: int = MAX_FINDINGS,
     on_progress: OnProgress = lambda _report: None,
 ) -> StorageReport:
-    """With `reads_content`, the SHA-256 of each object is compared, too. Unreferenced objects younger than `least_age`
+    """With `reads_content`, the SHA-256 of each object is compared, too. Unreferenced objects younger than `min_age`
     are not reported: their row may not be written yet."""
     async with opened(dsn) as comparison:
-        verification = _StorageVerification(comparison, storage, StorageReport(limit), least_age, on_progress)
+        verification = _StorageVerification(comparison, storage, StorageReport(limit), min_age, on_progress)
         await verification.list_objects()
         async with comparison.snapshot():
             await verification.add_references()
@@ -139,7 +139,7 @@ class _StorageVerification:
     comparison: StorageComparison
     storage: Storage
     report: StorageReport
-    least_age: timedelta
+    min_age: timedelta
     on_progress: OnProgress
 
     # Objects in storage
@@ -229,7 +229,7 @@ class _StorageVerification:
             self.report.served += damaged[0]["total_served"] if damaged else 0
             await self._report(damaged, _damage, self._is_still_damaged)
         unreferenced = await self.comparison.rows(
-            "storage_unreferenced", {**limit, "age": self.least_age.total_seconds()}
+            "storage_unreferenced", {**limit, "age": self.min_age.total_seconds()}
         )
         self.report.unreferenced_bytes = unreferenced[0]["total_bytes"] if unreferenced else 0
         await self._report(unreferenced, _unreferenced, self._still_exists)
@@ -267,26 +267,30 @@ class _StorageVerification:
     # Unfinished uploads
 
     async def compare_uploads(self) -> None:
-        """Find bytes of uploads that are no longer in the database, and uploads that have expired."""
-        before = datetime.now(UTC) - self.least_age
+        """Find stored bytes of uploads that are finished or removed, and uploads that have expired."""
+        before = datetime.now(UTC) - self.min_age
         parts = {part.upload_id: part for part in await asyncio.to_thread(lambda: list(self.storage.uploads.all()))}
         old = [upload_id for upload_id, part in parts.items() if part.modified_at < before]
-        known = {row["upload_id"] for row in await self.comparison.rows("uploads_open_among", {"upload_ids": old})}
+        recorded = {row["upload_id"] for row in await self.comparison.rows("uploads_open_among", {"upload_ids": old})}
         for upload_id in old:
-            if upload_id not in known:
+            if upload_id not in recorded:
                 part = parts[upload_id]
                 size = size_text(part.size_bytes)
                 message = f"the upload {upload_id} is finished or removed, but {size} of it are still stored"
                 self._add_upload(message, size_bytes=part.size_bytes, modified_at=part.modified_at)
-        values = {"age": self.least_age.total_seconds(), "limit": self.report.limit}
-        for row in await self.comparison.rows("storage_open_uploads", values):
-            path = f"{row['container']}/{row['blob']}"
-            self._add_upload(
-                f"the upload {row['upload_id']} of {path} has expired and was not removed",
-                zone=Zone.BRONZE.value,
-                path=path,
-                expected_bytes=row["size_bytes"],
-            )
+        values = {"age": self.min_age.total_seconds()}
+        async for rows in self.comparison.stream("storage_open_uploads", values):
+            for row in rows:
+                self._add_expired_upload(row)
+
+    def _add_expired_upload(self, row: Row) -> None:
+        path = f"{row['container']}/{row['blob']}"
+        self._add_upload(
+            f"the upload {row['upload_id']} of {path} has expired and was not removed",
+            zone=Zone.BRONZE.value,
+            path=path,
+            expected_bytes=row["size_bytes"],
+        )
 
     def _add_upload(self, message: str, **facts: Any) -> None:
         self.report.counts[StorageProblem.UPLOAD] += 1
@@ -422,8 +426,8 @@ def _difference(row: Row) -> StorageFinding:
 
 
 def _finding(code: StorageProblem, message: str, row: Row) -> StorageFinding:
-    known = StorageFinding.__slots__
-    facts = {name: value for name, value in row.items() if name in known and name not in ("code", "message")}
+    fields = StorageFinding.__slots__
+    facts = {name: value for name, value in row.items() if name in fields and name not in ("code", "message")}
     path = f"{row['container']}/{row['blob']}" if "blob" in row else None
     return StorageFinding(code, message, path=path, **facts)
 

@@ -30,7 +30,7 @@ from dagmaster.orchestrator.liveness import OrchestratorLiveness
 from dagmaster.orchestrator.owned import FENCED, GraphCache, Owned, failure_of, scope_of
 from dagmaster.orchestrator.slow_templates import SlowTemplates
 from dagmaster.orchestrator.step_spans import StepSpans
-from dagmaster.transports.transport import Ticket, Transport
+from dagmaster.transports.transport import Announcement, Transport
 
 # Statement timeout, lock timeout, deadlock, serialization failure: the statement of one job failed, not the server.
 STATEMENT_ERRORS = frozenset({"57014", "55P03", "40P01", "40001"})
@@ -103,7 +103,7 @@ class JobAdvancing(OrchestratorLiveness):
                 spans.begin(self._owned, plans)
             changes = [plan.changes for plan in plans.values()]
             queues = {task.queue for change in changes for task in change.tasks}
-            topics = self.transport.topics(self._tickets(queues, plans, step))
+            topics = self.transport.topics(self._announcements(queues, plans, step))
             repeated_queues = await step.commit(changes, notify=topics)
         if spans is not None:
             spans.end()
@@ -158,15 +158,16 @@ class JobAdvancing(OrchestratorLiveness):
             )
         return plans
 
-    def _tickets(self, queues: Iterable[str], plans: Mapping[UUID, Plan], step: Step) -> list[Ticket]:
-        """One ticket for each queue that gets tasks. If possible, it names the worker that ran the previous task."""
+    def _announcements(self, queues: Iterable[str], plans: Mapping[UUID, Plan], step: Step) -> list[Announcement]:
+        """One for each queue that gets tasks. If possible, it names the worker that ran the previous task."""
         if not queues:
             return []
         first_worker = _last_worker(step) if self._is_next_task(plans) else None
-        return [Ticket(queue, first_worker=first_worker) for queue in sorted(queues)]
+        return [Announcement(queue, first_worker=first_worker) for queue in sorted(queues)]
 
     def _is_next_task(self, plans: Mapping[UUID, Plan]) -> bool:
-        """Whether the step creates one task only, in the queue of the previous one: the same worker can run it."""
+        """Whether the step creates one task only, in the queue of the previous one: the same worker can run it. Notes
+        the queue of each job for the next step."""
         is_next = False
         for job_id, plan in plans.items():
             owned, tasks = self._owned[job_id], plan.changes.tasks
@@ -178,7 +179,7 @@ class JobAdvancing(OrchestratorLiveness):
     async def _publish(self, queues: Collection[str]) -> None:
         """Announce the queues that the commit did not notify."""
         if queues:
-            await self.transport.publish([Ticket(queue) for queue in sorted(queues)])
+            await self.transport.publish([Announcement(queue) for queue in sorted(queues)])
 
     async def _keep(self, plans: dict[UUID, Plan]) -> None:
         """The step is committed: the planned views are the current state."""
@@ -201,8 +202,8 @@ class JobAdvancing(OrchestratorLiveness):
             if (plan.is_unfinished and not plan.slow) or (plan.is_failing and not owned.is_failing):
                 self._dirty.add(job_id)
             owned.is_failing = plan.is_failing
-            if plan.wanted:
-                await self._load_outputs(owned, plan.view, sorted(plan.wanted))
+            if plan.missing_outputs:
+                await self._load_outputs(owned, plan.view, sorted(plan.missing_outputs))
 
     async def _load_outputs(self, owned: Owned, view: JobView, node_ids: list[str]) -> None:
         """Load values if templates are left to render; the default result of a job needs only references."""
@@ -244,7 +245,7 @@ class JobAdvancing(OrchestratorLiveness):
             due = self._now() + min(waits)
             self._next_due = due if self._next_due is None else min(self._next_due, due)
 
-    def _rendered(self, owned: Owned) -> None:
+    def _note_rendered(self, owned: Owned) -> None:
         """A slow template was rendered: decide again, now with its outcome."""
         job_id = owned.claim.job_id
         if self._owned.get(job_id) is owned:
@@ -261,7 +262,7 @@ class JobAdvancing(OrchestratorLiveness):
             return
         owned.failures += 1
         self.counters.errors += 1
-        seconds = min(60.0, 0.5 * 2**owned.failures)
+        seconds = min(60.0, 0.5 * 2 ** min(owned.failures, 10))
         owned.set_aside_until = self._now() + seconds
         _log.error("a job could not be advanced", job_id=str(job_id), attempt=owned.failures, exc_info=error)
         if owned.is_last_attempt(error):
@@ -283,6 +284,7 @@ class JobAdvancing(OrchestratorLiveness):
         del self._owned[job_id]
         self._dirty.discard(job_id)
         self.counters.finished += 1
+        self._wake_background_tasks()
         _log.error("a job that cannot be advanced has failed", job_id=str(job_id))
 
     def _discard_views(self, job_ids: Iterable[UUID]) -> None:

@@ -40,7 +40,7 @@ PURGED_AT_ONCE: Final = 20
 NOTIFIED_AT_ONCE: Final = 100
 EVENTS_AT_ONCE: Final = 1_000
 EXPIRED_AT_ONCE: Final = 100
-STRAY_SECONDS: Final = 3600.0
+ORPHANED_SECONDS: Final = 3600.0
 LAYERS_AT_ONCE: Final = 20
 RECHECKED_AT_ONCE: Final = 20
 RECHECK_SECONDS: Final = 300.0  # a task that has outlived its job has ended by then
@@ -62,7 +62,7 @@ class AssetUpkeep:
     errors: int = 0
 
     async def run(self) -> None:
-        """Run until cancelled. Instances that were started together spread out."""
+        """Run until cancelled. The first pause is random: instances started together run at different times."""
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await asyncio.sleep(pause)
@@ -87,7 +87,7 @@ class AssetUpkeep:
             self.notify_reviewers,
             self.forget_events,
             self.expire_uploads,
-            self.remove_stray_bytes,
+            self.remove_orphaned_bytes,
         )
         return all([await self._safely(chore) for chore in chores])
 
@@ -189,14 +189,14 @@ class AssetUpkeep:
         finally:
             writer.close()
 
-    async def remove_stray_bytes(self) -> bool:
+    async def remove_orphaned_bytes(self) -> bool:
         """Remove bytes that belong to no upload, left by a killed process. Bytes of a new upload are kept, because it
         may not have a row yet."""
-        before = datetime.now(UTC) - timedelta(seconds=STRAY_SECONDS)
+        before = datetime.now(UTC) - timedelta(seconds=ORPHANED_SECONDS)
         parts = await asyncio.to_thread(lambda: list(self.storage.uploads.all()))
         old = [part.upload_id for part in parts if part.modified_at < before]
-        stray = set(old) - await self.store.open_uploads(old) if old else set()
-        for upload_id in stray:
+        orphaned = set(old) - await self.store.open_uploads(old) if old else set()
+        for upload_id in orphaned:
             with suppress(Conflict):
                 writer = await asyncio.to_thread(self.storage.uploads.open, upload_id)
                 try:

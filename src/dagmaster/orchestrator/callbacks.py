@@ -5,8 +5,8 @@
                          ──▶ record the response; tried again later, delivered, or given up (callbacks/schedule)
 
 It runs as a task in each orchestrator's process, with a connection of its own; any number of them share the work. If
-the process dies between the post and the record, the lease expires and another one posts the same callback again, with
-the same id: receivers get every callback at least once.
+the process dies between the post and the record, the lease expires and another process posts the same callback again,
+with the same id: receivers get every callback at least once.
 """
 
 import asyncio
@@ -117,7 +117,7 @@ class CallbackSender:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)
-        self.wake()  # another attempt may begin, and the request may have another event
+        self.wake()  # another attempt may begin, also for the next callback of the same request
 
     async def _deliver_safely(self, callback: ClaimedCallback) -> None:
         try:

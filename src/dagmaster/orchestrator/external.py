@@ -8,13 +8,16 @@ A trigger records the end of a job in its revision. Revisions that an earlier re
 """
 
 import asyncio
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from random import Random
 from typing import Final
 
 from dagmaster.assets.external import ExternalStep
 from dagmaster.database.assets.external import ExternalKey, PostgresExternalCopies
+from dagmaster.errors import Unavailable
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
 from dagmaster.operations.assets.export import job_of
@@ -22,9 +25,18 @@ from dagmaster.orchestrator.pause import pause
 from dagmaster.settings import Settings
 
 AT_ONCE: Final = 50
+PAUSES_SECONDS: Final = (5.0, 600.0)  # the first and the longest, after a failure for a revision
 IDLE_POLLS: Final = 5  # the time between polls is this many times that of the orchestrator
 MIN_INTERVAL_SECONDS: Final = 0.2  # the shortest time between two runs, however many jobs end
 _log = log.get("external")
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """A revision whose step has failed `failures` times in a row, and is not tried again before `until`."""
+
+    failures: int
+    until: float
 
 
 @dataclass
@@ -33,14 +45,16 @@ class ExternalCopyChore:
     store: PostgresExternalCopies
     library: WorkflowLibrary
     random: Random = field(default_factory=Random)
+    clock: Callable[[], float] = time.monotonic
     started: int = 0
     errors: int = 0
 
     def __post_init__(self) -> None:
         self._is_run_requested = asyncio.Event()
+        self._postponed: dict[ExternalKey, Postponed] = {}
 
     async def run(self) -> None:
-        """Run until cancelled. Instances that were started together spread out."""
+        """Run until cancelled. Pauses are random: instances started together run at different times."""
         while True:
             interval = IDLE_POLLS * self.settings.orchestrator_poll_interval
             has_more = await self._run_once_safely()
@@ -55,10 +69,36 @@ class ExternalCopyChore:
 
     async def run_once(self) -> bool:
         """Start the jobs that are due for a bounded number of revisions. Returns whether more may be due."""
-        due = await self.store.due(AT_ONCE)
+        due = await self._due()
         for key in due:
-            await self._carry_out(key)
+            await self._carry_out_safely(key)
         return len(due) == AT_ONCE
+
+    async def _due(self) -> list[ExternalKey]:
+        """The revisions that are due and not postponed."""
+        keys = await self.store.due(AT_ONCE + len(self._postponed))
+        self._postponed = {key: self._postponed[key] for key in keys if key in self._postponed}
+        now = self.clock()
+        return [key for key in keys if key not in self._postponed or self._postponed[key].until <= now][:AT_ONCE]
+
+    async def _carry_out_safely(self, key: ExternalKey) -> None:
+        """Postpone a revision whose step fails, so that it does not block the others."""
+        try:
+            await self._carry_out(key)
+        except Exception as error:
+            self._postpone(key)
+            if isinstance(error, Unavailable):  # probably an outage: end this run
+                raise
+            self.errors += 1
+            log.failure(_log, "a job for external copies cannot be started; trying again later", error, **asdict(key))
+        else:
+            self._postponed.pop(key, None)
+
+    def _postpone(self, key: ExternalKey) -> None:
+        failures = self._postponed[key].failures if key in self._postponed else 0
+        first, longest = PAUSES_SECONDS
+        seconds = min(longest, first * 2 ** min(failures, 10)) * self.random.uniform(0.7, 1.0)
+        self._postponed[key] = Postponed(failures + 1, self.clock() + seconds)
 
     async def _carry_out(self, key: ExternalKey) -> None:
         step = await self.store.carry_out(key, partial(job_of, self.library))

@@ -56,7 +56,7 @@ class OrchestratorHealth:
         )
         return [heartbeat, loop, claiming]
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         info = self._orchestrator.info()
         return {
             "owner_id": info.owner_id,

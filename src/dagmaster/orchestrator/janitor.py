@@ -5,8 +5,9 @@
       ──▶ find what is stuck (database/maintenance/janitor), act, log, call the webhook
       ──▶ delete jobs after their retention (database/maintenance/retention), for a bounded time
 
-It runs as a task in each orchestrator's process, with connections of its own. It only ends claims: the next owner of a
-job decides what happens to it. The orchestrator's stats show its last run, so that a stuck janitor can be seen.
+It runs as a task in each orchestrator's process, with connections of its own. For a stuck job it only ends the claim:
+the next owner decides what happens to the job. The orchestrator's stats show the last run, so that a stuck janitor can
+be seen.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class Janitor:
                 tasks.create_task(self.upkeep.run())
 
     async def _sweep_forever(self) -> None:
-        """Instances that were started together spread out."""
+        """The first pause is random: instances started together run at different times."""
         self._ran_at = time.monotonic()
         seconds = self.settings.janitor_interval_sec * self.random.random()
         while True:
@@ -93,12 +94,12 @@ class Janitor:
         self._is_run_requested.set()
 
     def stats(self) -> dict[str, Any]:
-        """`silent_seconds` far above the interval means that it is stuck. Other threads may call it."""
+        """`silent_seconds` far above the interval means that the janitor is stuck. Other threads may call this."""
         silent = None if self._ran_at is None else round(time.monotonic() - self._ran_at, 1)
         counted = {name: getattr(self.counters, name) for name in JanitorCounters.__dataclass_fields__}
         tidied = {"tidied_jobs": self.tidy.tidied_jobs, "tidy_errors": self.tidy.errors} if self.tidy else {}
-        kept = {"purged_revisions": self.upkeep.purged, "upkeep_errors": self.upkeep.errors} if self.upkeep else {}
-        return {**counted, **tidied, **kept, "silent_seconds": silent}
+        upkeep = {"purged_revisions": self.upkeep.purged, "upkeep_errors": self.upkeep.errors} if self.upkeep else {}
+        return {**counted, **tidied, **upkeep, "silent_seconds": silent}
 
     async def _run_once_safely(self) -> bool:
         """Returns whether nothing is left to do before the next interval."""

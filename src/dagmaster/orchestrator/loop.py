@@ -70,7 +70,7 @@ class Orchestrator(JobAdvancing):
         self._owned: dict[UUID, Owned] = {}
         self._dirty: set[UUID] = set()
         self._graphs = GraphCache()
-        self._templates = SlowTemplates(self._rendered)
+        self._templates = SlowTemplates(self._note_rendered)
         self._is_woken = False
         self._is_stopping = asyncio.Event()
         self._waiting: asyncio.Future[frozenset[str]] | None = None
@@ -139,7 +139,7 @@ class Orchestrator(JobAdvancing):
         _log.info("stopped", released=released)
 
     async def _pause(self) -> frozenset[str]:
-        """Wait for a notification, the next poll or the next due wait; not at all while work is left."""
+        """Wait for a notification, the next poll or the end of a node's delay; not at all while work is left."""
         until = self._next_poll
         if self._next_due is not None:
             until = min(until, max(self._next_due, self._next_sweep))

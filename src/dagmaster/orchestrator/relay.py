@@ -1,8 +1,8 @@
 """Relay the outbox to the message broker.
 
-    woken or poll ──▶ claim messages that are due, with a lease, unless their queue is busy
-                  ──▶ send the ids of tasks that are still queued, in batches, to all queues concurrently
-                  ──▶ delete the messages that the broker has acknowledged; postpone the others
+    wake-up or poll ──▶ claim messages that are due, with a lease, unless their queue is busy
+                    ──▶ send the ids of tasks that are still queued, in batches, to all queues concurrently
+                    ──▶ delete the messages that the broker has acknowledged; postpone the others
 
 It runs as a task in each orchestrator's process, with a connection of its own; any number of them share the work. If
 the process dies between the acknowledgement and the deletion, the lease expires and the ids are sent again: a message
@@ -160,8 +160,8 @@ class Relay:
         await self.outbox.delete_messages(unneeded)
         forgotten = await self.outbox.forget_messages(self._forgotten_at_once)
         self.counters.unneeded += len(unneeded) + forgotten
-        fewest, most = FORGOTTEN_AT_ONCE
-        self._forgotten_at_once = max(fewest, min(most, 2 * forgotten))
+        smallest, largest = FORGOTTEN_AT_ONCE
+        self._forgotten_at_once = max(smallest, min(largest, 2 * forgotten))
 
     def _note_polling_workers(self, messages: Sequence[ClaimedMessage]) -> None:
         """If all tasks of a queue that would be announced next are claimed already, its workers need no messages."""
@@ -183,12 +183,12 @@ class Relay:
         """Busy queues whose newest tasks are announced now. For other busy queues with new tasks it is too early."""
         now = asyncio.get_running_loop().time()
         woken = self._woken & self._busy
-        taken = frozenset(
+        sendable = frozenset(
             queue for queue in woken if now - self._newest_sent_at.get(queue, float("-inf")) >= NEWEST_SECONDS
         )
-        self._newest_sent_at.update(dict.fromkeys(taken, now))
-        self._woken = woken - taken
-        return taken
+        self._newest_sent_at.update(dict.fromkeys(sendable, now))
+        self._woken = woken - sendable
+        return sendable
 
     async def _busy_queues(self) -> frozenset[str]:
         """Queues whose announced tasks still wait. A queue that was busy counts as busy until the next check."""

@@ -48,7 +48,7 @@ class Tidy:
     errors: int = 0
 
     async def run(self) -> None:
-        """Run until cancelled. Instances that were started together spread out."""
+        """Run until cancelled. The first pause is random: instances started together run at different times."""
         pause = self.settings.janitor_interval_sec * self.random.random()
         while True:
             await asyncio.sleep(pause)
@@ -62,7 +62,7 @@ class Tidy:
         try:
             swept = await self._remove_leftovers(run_id, is_dry)
             if not is_dry:
-                await asyncio.to_thread(self.storage.sweep_up)
+                await asyncio.to_thread(self.storage.remove_leftovers)
         except Exception as error:
             self._note_failure(error)
             return SweepResult((), ())

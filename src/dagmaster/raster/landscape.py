@@ -274,10 +274,10 @@ def _fields(row: int, col: int, damp: Plane) -> Plane:
     turn = np.sin(quarter * 12.9898) * 0.7
     along = (across * np.cos(turn) + down * np.sin(turn) + bend) / _LONG
     aside = (down * np.cos(turn) - across * np.sin(turn) + bend) / _WIDE
-    lot_along, lot_aside = np.floor(along), np.floor(aside)
-    lot = lot_along * 131 + lot_aside * 313 + quarter * 1021
-    crop = (np.abs(np.sin(lot)) * 43_758.547).astype(np.uint16) & 15
-    edge = np.minimum((along - lot_along) * _LONG, (aside - lot_aside) * _WIDE) < 1.5
+    field_along, field_aside = np.floor(along), np.floor(aside)
+    field_number = field_along * 131 + field_aside * 313 + quarter * 1021
+    crop = (np.abs(np.sin(field_number)) * 43_758.547).astype(np.uint16) & 15
+    edge = np.minimum((along - field_along) * _LONG, (aside - field_aside) * _WIDE) < 1.5
     return np.stack([band[crop] for band in _CROPS]) * np.where(edge, np.float32(0.72), np.float32(1))
 
 

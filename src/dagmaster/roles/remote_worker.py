@@ -21,7 +21,7 @@ from dagmaster.settings import Settings
 from dagmaster.worker.health import WorkerHealth
 from dagmaster.worker.http.ledger import HttpLedger, HttpPayloads
 from dagmaster.worker.http.requests import WorkerRequests
-from dagmaster.worker.http.start import adopted, connect, start
+from dagmaster.worker.http.start import connect, limited_settings, start
 from dagmaster.worker.http.transport import HttpNotifier, HttpTransport
 from dagmaster.worker.loop import Worker
 from dagmaster.worker.process import worker_process
@@ -46,7 +46,7 @@ async def remote_worker_role(settings: Settings) -> AsyncIterator[Role]:
     connection = connect(settings)
     async with closing(connection.close):
         started = await start(connection)
-        settings = adopted(settings, started)
+        settings = limited_settings(settings, started)
         worker = wired(settings, started, WorkerRequests(connection), installed())
         patience_seconds = settings.lease_renew_sec
         with (

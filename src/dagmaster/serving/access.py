@@ -4,7 +4,7 @@ current state.
     request ──▶ caller, signed link ─┐
     asset or dataset, version, rev ──┴▶ one query ──▶ access.decision ──▶ the revision that is read, or 404
 
-Nothing is cached, so that what a reviewer decides takes effect with the next request in every process. For data that a
+Nothing is cached, so that a decision of a reviewer takes effect with the next request in every process. For data that a
 caller may not read, the error says that it does not exist: a response reveals nothing that the caller may not see.
 """
 

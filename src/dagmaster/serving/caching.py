@@ -57,8 +57,8 @@ def not_modified_if_any(scope: Scope, send: Send) -> Send:
         if message["type"] == "http.response.start":
             is_replaced = message["status"] == 200 and bool(cache_headers(scope))
             if is_replaced:
-                kept = [(k, v) for k, v in message["headers"] if k not in (b"content-length", b"content-type")]
-                message = {**message, "status": 304, "headers": kept}
+                headers = [(k, v) for k, v in message["headers"] if k not in (b"content-length", b"content-type")]
+                message = {**message, "status": 304, "headers": headers}
         elif is_replaced:
             message = {**message, "body": b""}
         await send(message)

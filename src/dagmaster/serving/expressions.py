@@ -21,7 +21,7 @@ _CHARACTERS = re.compile(r"[a-z0-9_+\-*/().,<>=!&|~; ]+")
 
 
 def require_expression(text: str) -> str:
-    """Refuse an expression that is anything else than arithmetic on bands. Several are separated by semicolons.
+    """Refuse an expression that is not arithmetic on bands. Several expressions are separated by semicolons.
 
     >>> require_expression("(b2-b1)/(b2+b1)")
     '(b2-b1)/(b2+b1)'

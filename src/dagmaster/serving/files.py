@@ -33,9 +33,9 @@ from dagmaster.dataset_urls import FILES
 from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.caching import cache_control, matches_etag
-from dagmaster.serving.mosaics import is_mosaic, with_asset_urls
+from dagmaster.serving.mosaics import with_asset_urls
 from dagmaster.serving.services import MapServices, services_of
-from dagmaster.storage.location import EXTERNAL_KINDS, Location, Zone
+from dagmaster.storage.location import EXTERNAL_KINDS, Location, Zone, is_mosaic
 from dagmaster.storage.store import CHUNK_BYTES, ObjectInfo
 
 # Other types are served as bytes: an uploaded file must not run as a page of this server.
@@ -147,17 +147,17 @@ async def _readable_revision(request: Request, services: MapServices, location: 
 
 def _requested_range(request: Request, file: ObjectInfo) -> range | None:
     """The requested bytes; the whole file if there is no valid range; None if the file has none of the bytes."""
-    whole, etag = range(file.size_bytes), _etag_of(file)
+    everything, etag = range(file.size_bytes), _etag_of(file)
     match = _RANGE.fullmatch(request.headers.get("range", "").strip())
     if match is None or request.headers.get("if-range", etag) != etag:
-        return whole
+        return everything
     first, last = match.groups()
     if not first and not last:
-        return whole
+        return everything
     if not first:
         requested = range(max(0, file.size_bytes - int(last)), file.size_bytes)
     elif last and int(last) < int(first):
-        return whole
+        return everything
     else:
         requested = range(int(first), min(int(last) + 1 if last else file.size_bytes, file.size_bytes))
     return requested or None

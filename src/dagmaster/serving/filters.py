@@ -104,7 +104,7 @@ def _is_position(value: Any) -> bool:
     if not isinstance(value, list | tuple) or len(value) not in (2, 3):
         return False
     limits = (_MAX_DEGREES, _MAX_DEGREES, _MAX_HEIGHT)
-    return all(isinstance(n, int | float) and abs(n) <= most for n, most in zip(value, limits, strict=False))
+    return all(isinstance(n, int | float) and abs(n) <= limit for n, limit in zip(value, limits, strict=False))
 
 
 def require_flat_text(text: str | None) -> None:

@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from dagmaster.client.models.operations import HealthCheck, ReadinessReport
 from dagmaster.errors import DagmasterError
 from dagmaster.serving.permissions import FOR_ANYONE, FOR_MONITORS, is_monitor
 from dagmaster.serving.services import MapServices, Services
@@ -21,13 +22,18 @@ async def get_livez() -> dict[str, str]:
     return {"status": "alive"}
 
 
-@router.get("/readyz", operation_id="health.getReadyz", dependencies=[FOR_ANYONE])
+@router.get(
+    "/readyz",
+    operation_id="health.getReadyz",
+    dependencies=[FOR_ANYONE],
+    response_model=ReadinessReport,
+    responses={503: {"model": ReadinessReport, "description": "The catalogue cannot be queried"}},
+)
 async def get_readyz(request: Request, services: Services) -> JSONResponse:
     """Whether the catalogue can be queried. Only callers with the permission metrics:read see why it cannot."""
-    is_ok, detail, hint = await _check_catalog(services)
-    check = {"name": "catalogue", "is_ok": is_ok, "detail": detail, "hint": hint}
-    checks = [check] if is_monitor(request) else []
-    return JSONResponse({"is_ready": is_ok, "checks": checks}, status_code=200 if is_ok else 503)
+    check = await _check_catalog(services)
+    report = ReadinessReport(is_ready=check.is_ok, checks=[check] if is_monitor(request) else [])
+    return JSONResponse(report.model_dump(mode="json"), status_code=200 if report.is_ready else 503)
 
 
 @router.get("/metrics", include_in_schema=False, dependencies=[FOR_MONITORS])
@@ -37,12 +43,12 @@ async def get_metrics(request: Request) -> Response:
     return metrics.response()
 
 
-async def _check_catalog(services: MapServices) -> tuple[bool, str, str | None]:
+async def _check_catalog(services: MapServices) -> HealthCheck:
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             version = await services.catalog.catalogue_version()
     except TimeoutError:
-        return False, f"no response within {TIMEOUT_SECONDS:g} s", None
+        return HealthCheck(name="catalogue", is_ok=False, detail=f"no response within {TIMEOUT_SECONDS:g} s")
     except DagmasterError as error:
-        return False, error.message, error.hint
-    return True, f"pgSTAC {version}", None
+        return HealthCheck(name="catalogue", is_ok=False, detail=error.message, hint=error.hint)
+    return HealthCheck(name="catalogue", is_ok=True, detail=f"pgSTAC {version}")

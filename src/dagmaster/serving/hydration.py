@@ -16,7 +16,7 @@ _hydrate_strictly = partial(hydrate, strip_unmatched_markers=True)
 
 
 def read_page(text: str) -> Json:
-    """The page of a search that pgSTAC did with `nohydrate`."""
+    """The page of a search that pgSTAC executed with `nohydrate`."""
     try:
         return _read_page(text, _hydrate_strictly)
     except ValueError:  # an item has an object or array where its collection has a value of another type

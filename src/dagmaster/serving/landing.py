@@ -1,5 +1,5 @@
 """The root of the map server: the page with all datasets for browsers, the landing page of OGC API for other clients.
-Both are also at /maps, for clients that reach the map server by the address of the API.
+Both are also at /maps, for clients that reach the map server through the address of the API.
 
 The landing page names no dataset: it links to lists, which contain only what the caller may see.
 """

@@ -56,7 +56,7 @@ class MapMiddleware(RequestMiddleware):
         )
 
     def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
-        """Metrics are for operators: clients of the public URL, which reach this server by a proxy, do not get them."""
+        """Metrics are for operators. Clients of the public URL, who come through a proxy, do not get them."""
         if scope["path"] == "/metrics" and self._is_public(headers.get("host", "")):
             hint = "use the address on which the map server listens"
             return NotAllowed("metrics are not served at the public URL", code="metrics.not-public", hint=hint)
@@ -76,10 +76,10 @@ class MapMiddleware(RequestMiddleware):
         with self._access.expecting(scope["path"], scope["query_string"].decode("latin-1")):
             await super().__call__(scope, receive, not_modified_if_any(scope, send))
 
-    def enter(self, scope: Scope) -> None:
+    def change_scope(self, scope: Scope) -> None:
         _set_public_url(scope, self._public)
 
-    def mark(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
+    def change_headers(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
         # Files were uploaded by users: the browser must use the declared content type.
         headers["X-Content-Type-Options"] = "nosniff"
         if status in (200, 304):

@@ -22,14 +22,15 @@ from rio_tiler.constants import WEB_MERCATOR_TMS
 from dagmaster.access.links import PARAMETER
 from dagmaster.addresses import Addresses, rebased
 from dagmaster.bbox import BBox
+from dagmaster.dataset_urls import GRID
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.serving.sources import location_of
 from dagmaster.storage.location import Location
+from dagmaster.web_mercator import quadkey
 
-# The limit for one image. Lower zooms need overviews, and the mosaic's `minzoom` is the lowest zoom without them.
+# The limit for one image. A tile below the mosaic's `minzoom` could need every COG.
 MAX_ASSETS = 500
 _MAX_CACHED = 32
-_TILE_MATRIX_SET = "WebMercatorQuad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Mosaic:
             return list(self.assets.get(key, ()))
         first = bisect_left(self.quadkeys, key)
         end = bisect_left(self.quadkeys, f"{key}4")  # the digits of a quadkey are 0 to 3
-        return _unique(self.assets[quadkey] for quadkey in self.quadkeys[first:end])
+        return _unique(self.assets[each] for each in self.quadkeys[first:end])
 
     def assets_in(self, box: BBox) -> list[Location]:
         """The assets that may touch a box in degrees."""
@@ -61,19 +62,15 @@ class Mosaic:
         west, east = (max(-180.0, min(179.999999, edge)) for edge in (box.west, box.east))
         left, top, _ = WEB_MERCATOR_TMS.tile(west, north, self.quadkey_zoom)
         right, bottom, _ = WEB_MERCATOR_TMS.tile(east, south, self.quadkey_zoom)
-        inside = []
+        groups = []
         for key in self.quadkeys:
             x, y = _column_and_row(key)
             if left <= x <= right and top <= y <= bottom:
-                inside.append(self.assets[key])
-        return _unique(inside)
+                groups.append(self.assets[key])
+        return _unique(groups)
 
     def all_assets(self) -> list[Location]:
         return _unique(self.assets.values())
-
-
-def quadkey(x: int, y: int, z: int) -> str:
-    return "".join(str(((x >> bit) & 1) | (((y >> bit) & 1) << 1)) for bit in range(z - 1, -1, -1))
 
 
 def _column_and_row(key: str) -> tuple[int, int]:
@@ -97,8 +94,8 @@ def parse(document: bytes, location: Location) -> Mosaic:
         mosaic = MosaicJSON.model_validate_json(document)
     except ValidationError as error:
         raise UnfitData("the mosaic is not valid MosaicJSON", code="mosaic.invalid") from error
-    if mosaic.tilematrixset is not None and mosaic.tilematrixset.id != _TILE_MATRIX_SET:
-        raise UnfitData(f"the mosaic's tile matrix set is not {_TILE_MATRIX_SET}", code="mosaic.other-grid")
+    if mosaic.tilematrixset is not None and mosaic.tilematrixset.id != GRID:
+        raise UnfitData(f"the mosaic's tile matrix set is not {GRID}", code="mosaic.other-grid")
     prefix = mosaic.asset_prefix or ""
     return Mosaic(
         bounds=BBox(*mosaic.bounds),
@@ -108,10 +105,6 @@ def parse(document: bytes, location: Location) -> Mosaic:
         quadkeys=tuple(sorted(mosaic.tiles)),
         assets={key: tuple(_asset(prefix + name, location) for name in names) for key, names in mosaic.tiles.items()},
     )
-
-
-def is_mosaic(location: Location) -> bool:
-    return location.blob.startswith("mosaics/") and location.blob.endswith(".json")
 
 
 def with_asset_urls(document: bytes, location: Location, base: str, token: str | None = None) -> bytes:

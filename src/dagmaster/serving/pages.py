@@ -1,4 +1,4 @@
-"""The pages: a list of datasets, and a map of one dataset.
+"""The pages: a list of datasets, a map of one dataset, and the root of the catalogue.
 
 They are static files that load nothing from other servers, because the network may have no access to the internet.
 """

@@ -44,16 +44,18 @@ def move_query(search: dict[str, Any]) -> None:
     """Move the query of a GET request into its filter, which was checked before."""
     if not search.get("query"):
         return
-    known = search.get("filter_expr")
+    expression = search.get("filter_expr")
     try:
         query = orjson.loads(search["query"])
-        if known:
-            known = Expr(known).to_json() if search.get("filter_lang") == "cql2-text" else orjson.loads(known)
+        if expression:
+            expression = (
+                Expr(expression).to_json() if search.get("filter_lang") == "cql2-text" else orjson.loads(expression)
+            )
     except orjson.JSONDecodeError:
         raise _invalid("the query or the filter is not JSON") from None
     except Exception:  # cql2 raises a bare Exception
         raise InvalidRequest("the filter is not valid CQL2", code="request.invalid") from None
-    combined = orjson.dumps(both_filters(known, filter_of(query))).decode()
+    combined = orjson.dumps(both_filters(expression, filter_of(query))).decode()
     search |= {"query": None, "filter_expr": combined, "filter_lang": "cql2-json"}
 
 

@@ -291,7 +291,7 @@ class MosaicReader(BaseReader):
         return self._merge(assets, read)
 
     def point(self, lon: float, lat: float, **options: Any) -> PointData:
-        """The values from the first COG that has data at the point, else from the first COG."""
+        """The values from the first COG that has data at the point, else from the first COG that contains it."""
         zoom = self.mosaic.quadkey_zoom
         x, y, _ = WEB_MERCATOR_TMS.tile(lon, lat, zoom)
         require_tile(WEB_MERCATOR_TMS, x, y, zoom)
@@ -357,7 +357,7 @@ class MosaicReader(BaseReader):
         counts: set[int] = set()
 
         def next_image(_: Location) -> ImageData:
-            """The image of the asset that is asked for: with `threads=0` rio-tiler asks in the order of the list."""
+            """The image of the next asset: with `threads=0` rio-tiler requests them in the order of the list."""
             pending = reads.popleft()
             try:
                 image = pending.result()

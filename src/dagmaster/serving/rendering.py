@@ -42,7 +42,7 @@ class Rendering:
 
     def _ranges_of(self, bands: Iterable[int]) -> list[Range] | None:
         ranges = [self.ranges[b - 1] if 0 < b <= len(self.ranges) else None for b in bands]
-        return [known for known in ranges if known] if ranges and all(ranges) else None
+        return [each for each in ranges if each] if ranges and all(ranges) else None
 
 
 def rendering_of(metadata: Mapping[str, Any], asset: Mapping[str, Any], name: str = "default") -> Rendering:
@@ -82,7 +82,7 @@ def legend_of(rendering: Rendering, palette: Any) -> list[dict[str, Any]]:
     colors = rendering.colormap or palette
     if not isinstance(colors, Mapping):
         return []
-    named = dict(rendering.classes) or {value: str(value) for value in _used(colors)}
+    named = dict(rendering.classes) or {value: str(value) for value in _used_values(colors)}
     return [
         {"value": value, "name": name, "color": "#{:02x}{:02x}{:02x}".format(*colors[value][:3])}
         for value, name in sorted(named.items())
@@ -90,7 +90,7 @@ def legend_of(rendering: Rendering, palette: Any) -> list[dict[str, Any]]:
     ][:_MAX_CLASSES]
 
 
-def _used(colors: Mapping[int, Sequence[int]]) -> list[int]:
+def _used_values(colors: Mapping[int, Sequence[int]]) -> list[int]:
     """TIFF palettes are padded with black."""
     last = max((value for value, color in colors.items() if any(color[:3])), default=-1)
     return [value for value in colors if value <= last]

@@ -4,8 +4,8 @@
 
 The id is the search itself: a letter for the format, then canonical JSON, compressed, in base64url. So nothing is
 stored, and every process knows every search. An id that a client made itself is checked like any search of the STAC
-API. A tile is a search for the items that touch it and that its caller may see; of several, the first one with data at
-a pixel is shown.
+API. A tile is a search for the items that touch it and that its caller may see; where items overlap, the first one with
+data at a pixel is shown.
 """
 
 import base64
@@ -320,8 +320,8 @@ def _add_tilejson(router: APIRouter, path: str, suffix: str, grid_of: Callable[.
         source = await summarized(services, search_id, await services.access.listed_collections(request))
         set_cache_headers(request, tag=_digest(repr(source)))
         path = ReaderInput(source, services.storage, services.mosaics, services.datasets)
-        kept = [(n, v) for n, v in request.query_params.multi_items() if n not in ("tilesize", "tile_format")]
-        query = urlencode([*kept, ("tilesize", tilesize)], safe=",")
+        parameters = [(n, v) for n, v in request.query_params.multi_items() if n not in ("tilesize", "tile_format")]
+        query = urlencode([*parameters, ("tilesize", tilesize)], safe=",")
         ending = f".{tile_format}" if tile_format else ""
         tiles = Addresses(str(request.base_url)).search_xyz(search_id, query, suffix=ending, grid=grid.id or GRID)
         return await run_in_threadpool(_tilejson, path, grid, tiles)

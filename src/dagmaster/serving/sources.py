@@ -24,6 +24,7 @@ from dagmaster.errors import UnfitData
 from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.rendering import Rendering, rendering_of
 from dagmaster.serving.shared_tasks import SharedTasks
+from dagmaster.stac.item import item_id
 from dagmaster.stac.layers import described, styled
 from dagmaster.storage.location import Location
 
@@ -51,7 +52,7 @@ class TileSource:
     revision: int
     location: Location
     bounds: BBox
-    digest: str  # changes with the href, the checksum and the time of the catalogue entry
+    digest: str  # changes with the href, the checksum, the time of the catalogue entry and the layer metadata
     rendering: Rendering = field(default_factory=Rendering)
     title: str | None = None
     attribution: str | None = None
@@ -89,9 +90,9 @@ class SourceResolver:
 
     async def _read(self, readable: ReadableRevision) -> TileSource:
         dataset_id, ordinal, revision = readable.dataset_id, readable.ordinal, readable.revision
-        item_id = f"{dataset_id}-v{ordinal}"
-        documents = await self._catalog.documents(dataset_id, ordinal, revision, ["", item_id])
-        collection, item = documents.get("", {}), documents.get(item_id)
+        document_id = item_id(dataset_id, ordinal)
+        documents = await self._catalog.documents(dataset_id, ordinal, revision, ["", document_id])
+        collection, item = documents.get("", {}), documents.get(document_id)
         if readable.metadata:
             collection, item = _described(collection, item, readable.metadata)
         if mosaic := _mosaics_of(collection).get(ordinal):

@@ -46,7 +46,7 @@ from dagmaster.serving.queries import FilteringQueryExtension, both_filters, fil
 from dagmaster.serving.revisions import RevisionReader
 from dagmaster.web.problems import request_id_of
 
-# On import it creates settings that are not used here, and warns that they are not set.
+# On import stac-fastapi creates settings that are not used here, and warns that they are not set.
 logging.getLogger("stac_fastapi.types.config").setLevel(logging.ERROR)
 
 from stac_fastapi.api.routes import add_route_dependencies  # noqa: E402
@@ -259,9 +259,9 @@ def _limited_to(search_request: Any, listed: Collections) -> Any:
     a filter nor a sorting can reveal anything about them."""
     if listed is None:
         return search_request
-    wanted = search_request.collections
+    requested = search_request.collections
     limited = search_request.model_copy()
-    limited.collections = list(listed) if wanted is None else sorted({*wanted} & {*listed})
+    limited.collections = list(listed) if requested is None else sorted({*requested} & {*listed})
     if _collection_of_token(getattr(search_request, "token", None)) not in (None, *limited.collections):
         raise _unreadable()
     return limited

@@ -119,10 +119,10 @@ class ImageFactory(TilerFactory):
         )
 
     def tilesets(self) -> None:
-        known = set(map(id, self.router.routes))
+        before = set(map(id, self.router.routes))
         super().tilesets()  # type: ignore[no-untyped-call]
         for route in self.router.routes:
-            if isinstance(route, APIRoute) and id(route) not in known:
+            if isinstance(route, APIRoute) and id(route) not in before:
                 route.response_class = _TemplateResponse
 
     def map_viewer(self) -> None:
@@ -382,13 +382,13 @@ async def redirect_to_map(request: Request, asset_id: AssetId) -> Response:
 
 
 def _tiles_url(request: Request, source: TileSource, tilesize: int, tile_format: str | None, grid: str) -> str:
-    kept = [
+    parameters = [
         (name, value)
         for name, value in request.query_params.multi_items()
         if name not in {"version", "rev", "tilesize", "tile_format"}
     ]
     query = urlencode(
-        [*kept, ("tilesize", tilesize), ("version", source.ordinal), ("rev", source.revision_tag)], safe=","
+        [*parameters, ("tilesize", tilesize), ("version", source.ordinal), ("rev", source.revision_tag)], safe=","
     )
     suffix = f".{tile_format}" if tile_format else ""
     return Addresses(str(request.base_url)).xyz(source.dataset_id, query, suffix=suffix, grid=grid)

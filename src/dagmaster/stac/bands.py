@@ -7,6 +7,7 @@ from typing import Any
 
 from rasterio.crs import CRS
 
+from dagmaster.data_types import data_type_name
 from dagmaster.stac.values import Band, Cog, Facts, Json, Statistics
 from dagmaster.web_mercator import METRES_PER_DEGREE
 
@@ -19,10 +20,6 @@ _COMMON_NAMES = frozenset(
         *("swir16", "swir22", "lwir", "lwir11", "lwir12"),
     ]
 )
-_TYPES = frozenset(
-    ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
-)
-_COMPLEX = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
 
 
 def bands(cog: Cog) -> list[Json]:
@@ -130,7 +127,7 @@ def _band(cog: Cog, band_number: int, band: Band, statistics: Statistics | None,
     fields: dict[str, Any] = {
         "name": cog.band_names[band_number - 1] if band_number <= len(cog.band_names) else f"b{band_number}",
         "description": band.description or (band.color if band.color not in ("undefined", "gray", "palette") else None),
-        "data_type": _data_type(band.dtype),
+        "data_type": data_type_name(band.dtype),
         "nodata": None if band.nodata is None else number(band.nodata),
         "unit": band.unit,
         "statistics": statistics and _statistics(statistics),
@@ -146,10 +143,6 @@ def _band(cog: Cog, band_number: int, band: Band, statistics: Statistics | None,
         "dagmaster:infinite": (statistics and statistics.infinite) or None,
     }
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def _data_type(dtype: str) -> str:
-    return dtype if dtype in _TYPES else _COMPLEX.get(dtype, "other")
 
 
 def _statistics(statistics: Statistics) -> Json:

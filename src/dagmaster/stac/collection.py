@@ -24,7 +24,7 @@ from dagmaster.stac.item import (
 )
 from dagmaster.stac.public import linked
 from dagmaster.stac.values import EXTENSIONS, Cog, Dataset, Json, Links, Version, multihash
-from dagmaster.stac.when import When, rfc3339
+from dagmaster.stac.when import ItemTime, rfc3339
 
 # Fields that differ between files, which are not part of `item_assets`.
 _FIELDS_OF_ONE_FILE = (
@@ -60,7 +60,7 @@ def collection(
     items: Sequence[Mapping[str, Any]],
     links: Links,
     assets: CollectionAssets | None = None,
-    when: When | None = None,
+    when: ItemTime | None = None,
     platform: Mapping[str, str] | None = None,
     source_sha256: str | None = None,
     created: datetime | None = None,
@@ -114,7 +114,7 @@ def _identity_fields(version: Version, bbox: BBox, updated: datetime | None) -> 
     }
 
 
-def _interval(when: When | None, items: Sequence[Mapping[str, Any]]) -> list[str]:
+def _interval(when: ItemTime | None, items: Sequence[Mapping[str, Any]]) -> list[str]:
     if when:
         return [rfc3339(when.start), rfc3339(when.end or when.start)]
     every = [item["properties"] for item in items]

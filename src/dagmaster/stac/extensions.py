@@ -1,6 +1,6 @@
 """The rules of the STAC extensions that our documents use: projection 1.2, raster 2.0, eo 1.1, file 2.1, processing
-1.2, version 1.2, timestamps 1.1, render 2.0, web-map-links 1.2, classification 1.1. Stricter than their schemas where
-numbers must agree.
+1.2, version 1.2, timestamps 1.1, render 2.0, web-map-links 1.2, classification 1.1. They are stricter than the schemas
+where numbers must agree.
 """
 
 import math
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from dagmaster.stac.bands import CRS_CODE
-from dagmaster.stac.values import EXTENSIONS
+from dagmaster.stac.values import EXTENSIONS, is_multihash
 
 Json: TypeAlias = Mapping[str, Any]
-Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what
+Violations: TypeAlias = Iterator[tuple[str, str]]  # where, message
 
 _FIELDS = {
     "projection": ("proj:", {"code", "epsg", "wkt2", "projjson", "geometry", "bbox", "centroid", "shape", "transform"}),
@@ -37,7 +37,6 @@ _LIMITS = {
     "int64": (-(2**63), 2**63 - 1),
 }
 _RESAMPLINGS = {"nearest", "bilinear", "cubic", "cubic_spline", "lanczos", "average", "mode", "gauss", "rms"}
-_MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
 _CLASS_NAME = re.compile(r"[0-9A-Za-z_-]+")
 _COLOUR = re.compile(r"[0-9A-Fa-f]{6}")
 
@@ -66,8 +65,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_whole(value: Any, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def is_whole(value: Any, minimum: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= minimum
 
 
 # Which extensions
@@ -87,15 +86,15 @@ def _uses(document: Json) -> dict[str, bool]:
 
 
 def _declared_extensions(document: Json) -> Violations:
-    declared, known = set(document.get("stac_extensions", [])), set[str]()
+    declared, recognised = set(document.get("stac_extensions", [])), set[str]()
     for name, is_used in _uses(document).items():
         accepted = {EXTENSIONS[name], *_EARLIER_VERSIONS.get(name, ())}
-        known |= accepted
+        recognised |= accepted
         if is_used and not declared & accepted:
             yield "stac_extensions", f"{name} is used and not declared as {EXTENSIONS[name]}"
         if not is_used and declared & accepted:
             yield "stac_extensions", f"{name} is declared and not used"
-    for _ in declared - known:
+    for _ in declared - recognised:
         yield "stac_extensions", "an extension is declared that is not supported, or not in this version"
 
 
@@ -120,7 +119,7 @@ def _projection(document: Json) -> Violations:
             yield f"{where}.proj:code", "it is not an authority and a code, such as EPSG:4326"
         if "proj:epsg" in owner and code != f"EPSG:{owner['proj:epsg']}":
             yield f"{where}.proj:epsg", "it is not the number in `proj:code`"
-        if shape is not None and not (len(shape) == 2 and all(_is_whole(side, 1) for side in shape)):
+        if shape is not None and not (len(shape) == 2 and all(is_whole(side, 1) for side in shape)):
             yield f"{where}.proj:shape", "it must be the number of rows and the number of columns"
         elif transform is not None and not (len(transform) in (6, 9) and all(map(_is_number, transform))):
             yield f"{where}.proj:transform", "it must have six or nine numbers"
@@ -172,7 +171,7 @@ def _bands_described(document: Json) -> Violations:
                 yield f"{where}.{name}", "it must be a number"
         if band.get("raster:scale") == 0 or band.get("raster:spatial_resolution", 1) <= 0:
             yield where, "scale must not be zero, and the resolution must be positive"
-        if "raster:bits_per_sample" in band and not _is_whole(band["raster:bits_per_sample"], 1):
+        if "raster:bits_per_sample" in band and not is_whole(band["raster:bits_per_sample"], 1):
             yield f"{where}.raster:bits_per_sample", "it must be a whole number"
 
 
@@ -196,12 +195,13 @@ def _nodata(document: Json) -> Violations:
 def _statistics(document: Json) -> Violations:
     for where, band in _every_band(document):
         if (statistics := band.get("statistics")) is not None:
-            yield from ((f"{where}.statistics", what) for what in _wrong_with(statistics, band))
+            yield from ((f"{where}.statistics", message) for message in _statistics_problems(statistics, band))
         if (histogram := band.get("raster:histogram")) is not None:
-            yield from ((f"{where}.raster:histogram", what) for what in _wrong_with_histogram(histogram, statistics))
+            messages = _histogram_problems(histogram, statistics)
+            yield from ((f"{where}.raster:histogram", message) for message in messages)
 
 
-def _wrong_with(statistics: Json, band: Json) -> Iterator[str]:
+def _statistics_problems(statistics: Json, band: Json) -> Iterator[str]:
     low, high, mean, deviation = (statistics.get(name) for name in ("minimum", "maximum", "mean", "stddev"))
     if not (_is_number(low) and _is_number(high) and _is_number(mean) and _is_number(deviation)):
         yield "minimum, maximum, mean and stddev must be numbers"
@@ -222,13 +222,13 @@ def _wrong_with(statistics: Json, band: Json) -> Iterator[str]:
         yield f"{band['data_type']} cannot hold minimum and maximum"
     if not 0 <= statistics.get("valid_percent", 0) <= 100:
         yield "valid_percent must be between 0 and 100"
-    if not _is_whole(statistics.get("count", 0)):
+    if not is_whole(statistics.get("count", 0)):
         yield "count must be a whole number"
 
 
-def _wrong_with_histogram(histogram: Json, statistics: Json | None) -> Iterator[str]:
+def _histogram_problems(histogram: Json, statistics: Json | None) -> Iterator[str]:
     buckets, low, high = (histogram.get(name) for name in ("buckets", "min", "max"))
-    if not isinstance(buckets, list) or len(buckets) < 3 or not all(_is_whole(bucket) for bucket in buckets):
+    if not isinstance(buckets, list) or len(buckets) < 3 or not all(is_whole(bucket) for bucket in buckets):
         yield "it must have at least three buckets, all whole numbers"
         return
     if histogram.get("count") != len(buckets):
@@ -250,11 +250,11 @@ def _files(document: Json) -> Violations:
         checksum, size, header = (asset.get(f"file:{name}") for name in ("checksum", "size", "header_size"))
         if "data" in asset.get("roles", []) and (checksum is None or size is None):
             yield where, "a file needs its size and checksum"
-        if checksum is not None and not (isinstance(checksum, str) and _MULTIHASH.fullmatch(checksum)):
+        if checksum is not None and not is_multihash(checksum):
             yield f"{where}.file:checksum", "it is not a multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
-        if size is not None and not _is_whole(size):
+        if size is not None and not is_whole(size):
             yield f"{where}.file:size", "it must be a number of bytes"
-        if header is not None and not (_is_whole(header) and (not _is_whole(size) or header <= size)):
+        if header is not None and not (is_whole(header) and (not is_whole(size) or header <= size)):
             yield f"{where}.file:header_size", "it must be a number of bytes, not more than the file has"
 
 
@@ -272,11 +272,11 @@ def _renders(document: Json) -> Violations:
     assets = own if is_item else document.get("item_assets", {})
     for name, render in renders.items():
         # In a collection, the default render is for its items; others may be for its own assets, such as old mosaics.
-        of = assets if name == "default" else {**own, **assets}
-        yield from ((f"{where}.{name}", what) for what in _wrong_with_render(render, of))
+        available = assets if name == "default" else {**own, **assets}
+        yield from ((f"{where}.{name}", message) for message in _render_problems(render, available))
 
 
-def _wrong_with_render(render: Json, assets: Json) -> Iterator[str]:
+def _render_problems(render: Json, assets: Json) -> Iterator[str]:
     named = render.get("assets")
     if not isinstance(named, list) or not named or not set(named) <= set(assets):
         yield "it must name assets that exist"
@@ -285,9 +285,9 @@ def _wrong_with_render(render: Json, assets: Json) -> Iterator[str]:
         yield "it needs a rescale or a colormap: map servers do not derive one from statistics"
     band_count = len(assets[named[0]].get("bands", [])) or math.inf
     bands = render.get("bidx", [])
-    if not isinstance(bands, list) or not all(_is_whole(band, 1) and band <= band_count for band in bands):
+    if not isinstance(bands, list) or not all(is_whole(band, 1) and band <= band_count for band in bands):
         yield "bidx must list bands of the asset, counted from 1"
-    yield from _wrong_with_rescale(render.get("rescale"), len(bands) if isinstance(bands, list) else 0)
+    yield from _rescale_problems(render.get("rescale"), len(bands) if isinstance(bands, list) else 0)
     if "nodata" in render and not (_is_number(render["nodata"]) or render["nodata"] in ("nan", "inf", "-inf")):
         yield "nodata must be a number, or one of nan, inf, -inf"
     if render.get("resampling", "nearest") not in _RESAMPLINGS:
@@ -296,7 +296,7 @@ def _wrong_with_render(render: Json, assets: Json) -> Iterator[str]:
         yield "colormap_name must be a string, colormap an object"
 
 
-def _wrong_with_rescale(rescale: Any, shown: int) -> Iterator[str]:
+def _rescale_problems(rescale: Any, shown: int) -> Iterator[str]:
     if rescale is None:
         return
     is_pairs = (

@@ -27,7 +27,7 @@ from dagmaster.stac.values import (
     Version,
     multihash,
 )
-from dagmaster.stac.when import When, rfc3339
+from dagmaster.stac.when import ItemTime, rfc3339
 
 STAC_VERSION = "1.1.0"
 COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"
@@ -49,7 +49,7 @@ def item(
     *,
     dataset: Dataset,
     version: Version,
-    when: When,
+    when: ItemTime,
     cog: Cog,
     footprint: FootprintLike,
     processing: Processing,
@@ -108,18 +108,18 @@ def _description(dataset: Dataset, tile: str | None) -> Json:
     return fields
 
 
-def providers(named: tuple[Provider, ...]) -> list[Json]:
+def providers(provider_list: tuple[Provider, ...]) -> list[Json]:
     return [
         {
             "name": provider.name,
             **({"roles": list(provider.roles)} if provider.roles else {}),
             **({"url": public(provider.url)} if provider.url else {}),
         }
-        for provider in named
+        for provider in provider_list
     ]
 
 
-def _times(when: When) -> Json:
+def _times(when: ItemTime) -> Json:
     if when.end is None:
         return {"datetime": rfc3339(when.start), "dagmaster:datetime_basis": when.basis}
     return {
@@ -133,7 +133,7 @@ def _times(when: When) -> Json:
 def version_fields(version: Version) -> Json:
     return {
         "version": version.label or str(version.ordinal),
-        "deprecated": version.is_deprecated,
+        "deprecated": False,  # until a newer version is published
         "dagmaster:version_ordinal": version.ordinal,
         "dagmaster:revision": version.revision,
     }
@@ -207,9 +207,6 @@ def item_links(links: Links) -> list[Json]:
         ("root", json, links.root),
         ("parent", json, links.parent or links.collection),
         ("collection", json, links.collection),
-        ("predecessor-version", geojson, links.predecessor),
-        ("successor-version", geojson, links.successor),
-        ("latest-version", geojson, links.latest),
         ("version-history", json, links.history),
     ]
     links_of_rel = [_link(rel, media_type, href) for rel, media_type, href in singles if href]

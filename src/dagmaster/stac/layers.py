@@ -38,11 +38,11 @@ def styled(renders: Mapping[str, Any], style: Mapping[str, Any], bands: int | No
     the number of bands is unknown: a newer version may have fewer."""
     if max(style.get("bidx") or [1]) > (bands or 1):
         return dict(renders)
-    known = renders.get(_DEFAULT) or next(iter(renders.values()), None) or {"assets": ["data"]}
-    kept = {name: value for name, value in known.items() if name not in _replaced_by(style)}
+    default = renders.get(_DEFAULT) or next(iter(renders.values()), None) or {"assets": ["data"]}
+    render = {name: value for name, value in default.items() if name not in _replaced_by(style)}
     if style.keys() & set(_COLORS) and "bidx" not in style:  # a colour map draws a single band
-        kept |= {name: kept[name][:1] for name in ("bidx", "rescale") if kept.get(name)}
-    return {**renders, _DEFAULT: {**kept, **style}}
+        render |= {name: render[name][:1] for name in ("bidx", "rescale") if render.get(name)}
+    return {**renders, _DEFAULT: {**render, **style}}
 
 
 def _replaced_by(style: Mapping[str, Any]) -> frozenset[str]:

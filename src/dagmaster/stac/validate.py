@@ -22,19 +22,18 @@ from typing import Any, TypeAlias
 from dagmaster.bbox import BBox
 from dagmaster.dataset_ids import RULE, is_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
-from dagmaster.stac.extensions import EXTENSION_RULES
+from dagmaster.stac.extensions import EXTENSION_RULES, is_whole
 from dagmaster.stac.public import leak_in, why_internal, why_not_linked, why_not_public
-from dagmaster.stac.values import Provider
+from dagmaster.stac.values import Provider, is_multihash
 from dagmaster.stac.when import is_sentinel
 
 Json: TypeAlias = Mapping[str, Any]
-Violations: TypeAlias = Iterator[tuple[str, str]]  # where, what
+Violations: TypeAlias = Iterator[tuple[str, str]]  # where, message
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _ITEM_ID = re.compile(r"-v(\d+)(-[a-z0-9]([a-z0-9._-]*[a-z0-9])?)?")
 _DEPRECATED_LICENSES = ("proprietary", "various")
 _LICENSE = re.compile(r"[\w.+-]+")
-_MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
 _TIMES = (
     "datetime",
     "start_datetime",
@@ -103,8 +102,10 @@ def refuse_unpublishable(
     """
     link = {"rel": "collection", "href": collection_url}
     links = document.get("links")
-    whole = {**document, "links": [*links, link]} if isinstance(links, list) and "collection" in document else document
-    problems = [problem for rule in (_schema, _plain_json) for problem in _applied(rule, whole)]
+    complete = (
+        {**document, "links": [*links, link]} if isinstance(links, list) and "collection" in document else document
+    )
+    problems = [problem for rule in (_schema, _plain_json) for problem in _applied(rule, complete)]
     hint = "correct the document; https://github.com/radiantearth/stac-spec describes its fields"
     if unpublishable := _applied(functools.partial(_unpublishable, allows_file, is_served), document):
         problems += unpublishable
@@ -288,9 +289,9 @@ def _our_fields(document: Json) -> Violations:
         if name.startswith("platform:") and not isinstance(value, str):
             yield name, "a reference of a platform must be a string"
     ordinal, revision = owner.get("dagmaster:version_ordinal"), owner.get("dagmaster:revision")
-    if not _is_count(ordinal, 0):
+    if not is_whole(ordinal):
         yield "dagmaster:version_ordinal", "it must be a whole number, at least 0"
-    if not _is_count(revision, 1):
+    if not is_whole(revision, 1):
         yield "dagmaster:revision", "it must be a whole number, at least 1"
     sources = owner.get("dagmaster:sources", [])
     if not (isinstance(sources, list) and all(isinstance(source, dict) for source in sources)):
@@ -299,12 +300,8 @@ def _our_fields(document: Json) -> Violations:
     checksums = {"dagmaster:source_checksum": owner.get("dagmaster:source_checksum")}
     checksums |= {f"dagmaster:sources/{place}/checksum": each.get("checksum") for place, each in enumerate(sources)}
     for name, checksum in checksums.items():
-        if checksum is not None and not (isinstance(checksum, str) and _MULTIHASH.fullmatch(checksum)):
+        if checksum is not None and not is_multihash(checksum):
             yield name, "it is not a multihash of a SHA-256 (1220 and 64 hexadecimal digits)"
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 # Items
@@ -330,7 +327,7 @@ def _item_links(document: Json) -> Violations:
         yield "links", "a deprecated item must link to its successor"
 
 
-def _honest_datetime(document: Json) -> Violations:
+def _item_datetime(document: Json) -> Violations:
     properties = document["properties"]
     moment, start, end = (_moment(properties.get(name)) for name in ("datetime", "start_datetime", "end_datetime"))
     if moment and is_sentinel(moment):
@@ -361,7 +358,7 @@ def _geometry(document: Json) -> Violations:
         return
     for polygon in _polygons(geometry):
         for place, ring in enumerate(polygon):
-            yield from (("geometry", what) for what in _ring_problems(ring, is_hole=place > 0))
+            yield from (("geometry", message) for message in _ring_problems(ring, is_hole=place > 0))
 
 
 def _ring_problems(ring: Sequence[Sequence[float]], *, is_hole: bool) -> Iterator[str]:
@@ -464,5 +461,5 @@ _RULES: tuple[Rule, ...] = (
     _media_types,
     _our_fields,
 )
-_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _honest_datetime, _order_of_times, _geometry, _bbox)
+_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _item_datetime, _order_of_times, _geometry, _bbox)
 _COLLECTION_RULES: tuple[Rule, ...] = (_collection_id, _extents, _item_assets)

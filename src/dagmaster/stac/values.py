@@ -33,6 +33,7 @@ EXTENSIONS = {
 }
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MULTIHASH = re.compile(r"1220[0-9a-f]{64}")
 
 
 class Band(Protocol):
@@ -145,7 +146,6 @@ class Version:
     ordinal: int = 0
     revision: int = 1
     label: str | None = None
-    is_deprecated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,15 +181,15 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Public URLs. `collection` is the collection of this item; `tilejson` and `xyz` show the render `default`."""
+    """Public URLs. `collection` is the collection of this item; `tilejson` and `xyz` show the render `default`.
+
+    Links to the other versions of an item are set when it is published, because they change with every version.
+    """
 
     collection: str | None = None
     self_: str | None = None
     root: str | None = None
     parent: str | None = None
-    predecessor: str | None = None
-    successor: str | None = None
-    latest: str | None = None
     history: str | None = None
     tilejson: str | None = None
     xyz: str | None = None
@@ -203,3 +203,8 @@ def multihash(sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
         raise InvalidRequest("a SHA-256 has 64 lower-case hexadecimal digits", code="stac.checksum")
     return f"1220{sha256}"
+
+
+def is_multihash(value: object) -> bool:
+    """Whether it is one that `multihash` returns."""
+    return isinstance(value, str) and bool(_MULTIHASH.fullmatch(value))

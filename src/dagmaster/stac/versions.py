@@ -19,14 +19,14 @@ _OLDER_RENDER = re.compile(r"v\d+")
 _ORDINAL = "dagmaster:version_ordinal"
 
 
-def joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
+def joined(earlier: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
     """The collection after another version, or another revision of a version, was added.
 
     It describes the newest version, and keeps what is needed to show the other versions.
     """
-    newest = new if _ordinal(new) >= _ordinal(known) else known
+    newest = new if _ordinal(new) >= _ordinal(earlier) else earlier
     document: Json = copy.deepcopy(dict(newest))
-    versions = {**_parts_by_version(known), _ordinal(new): _parts_by_version(new)[_ordinal(new)]}
+    versions = {**_parts_by_version(earlier), _ordinal(new): _parts_by_version(new)[_ordinal(new)]}
     assets = {key: asset for key, asset in document.get("assets", {}).items() if not _VERSION_ASSET.fullmatch(key)}
     renders = {key: render for key, render in document.get("renders", {}).items() if not _OLDER_RENDER.fullmatch(key)}
     for ordinal, parts in sorted(versions.items(), reverse=True):
@@ -35,9 +35,9 @@ def joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
         if ending and parts.render and "mosaic" in parts.assets:
             renders[f"v{ordinal}"] = {**parts.render, "assets": [f"mosaic{ending}"]}
     document |= {name: value for name, value in (("assets", assets), ("renders", renders)) if value}
-    if _ordinal(known) != _ordinal(new):
-        document["summaries"] = _merged_summaries(known.get("summaries", {}), new.get("summaries", {}))
-    first, last = known.get("created"), new.get("updated")
+    if _ordinal(earlier) != _ordinal(new):
+        document["summaries"] = _merged_summaries(earlier.get("summaries", {}), new.get("summaries", {}))
+    first, last = earlier.get("created"), new.get("updated")
     return document | ({"created": first} if first else {}) | ({"updated": last} if last else {})
 
 

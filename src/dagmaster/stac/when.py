@@ -44,7 +44,7 @@ _DIGITS = re.compile(r"(\d{4})(\d\d)(\d\d)T?(\d\d)(\d\d)(\d\d)Z?")
 
 
 @dataclass(frozen=True, slots=True)
-class When:
+class ItemTime:
     """A moment (`end` is None) or an interval that includes both ends; in UTC."""
 
     start: datetime
@@ -78,40 +78,42 @@ def is_sentinel(moment: datetime, *, is_moment: bool = True) -> bool:
     return not 1000 <= moment.year < 9999 or (is_moment and moment in _SENTINELS)
 
 
-def choose_when(*, given: str | None, tags: Mapping[str, str] | None, supplied_at: datetime) -> When:
+def choose_when(*, given: str | None, tags: Mapping[str, str] | None, supplied_at: datetime) -> ItemTime:
     """The best time that is known, in the order given, acquisition, file, publication.
 
     `supplied_at` is the modification time of the source, not the time of processing, so the result is reproducible.
     """
     if given:
         return parse_when(given)
-    return time_in_tags(tags or {}, supplied_at) or When(supplied_at, supplied_at, "publication")
+    return time_in_tags(tags or {}, supplied_at) or ItemTime(supplied_at, supplied_at, "publication")
 
 
-def better_of(known: When, measured: When) -> When:
+def better_of(earlier: ItemTime, measured: ItemTime) -> ItemTime:
     """The more reliable of two times: that of the previous revision, and that of the new file.
 
     With the same basis, the newer time counts if it is from the submitter or the sensor. Otherwise the earlier one
     stays: a new time of the file, or of its publication, only means that the file was written again.
     """
     order = get_args(Basis)
-    if known.basis == measured.basis:
-        return measured if measured.basis in ("given", "acquisition") else known
-    return min(known, measured, key=lambda when: order.index(when.basis))
+    if earlier.basis == measured.basis:
+        return measured if measured.basis in ("given", "acquisition") else earlier
+    return min(earlier, measured, key=lambda when: order.index(when.basis))
 
 
-def when_of(properties: Mapping[str, Any]) -> When | None:
+def when_of(properties: Mapping[str, Any]) -> ItemTime | None:
     """The time in the properties of an item; None if it is invalid."""
     start, end = (properties.get(name) for name in ("start_datetime", "end_datetime"))
     basis = properties.get("dagmaster:datetime_basis", "given")
     try:
         begin = datetime.fromisoformat(start or properties["datetime"])
-        return When(begin, datetime.fromisoformat(end) if end else None, basis) if basis in get_args(Basis) else None
+        return (
+            ItemTime(begin, datetime.fromisoformat(end) if end else None, basis) if basis in get_args(Basis) else None
+        )
     except (InvalidRequest, KeyError, TypeError, ValueError):
         return None
 
 
-def parse_when(text: str) -> When:
+def parse_when(text: str) -> ItemTime:
     """`2024-05-01T10:00:00Z`, a day, a month, a year, or two of these with a slash between.
 
     >>> parse_when("2024-02").end.isoformat()
@@ -120,11 +122,11 @@ def parse_when(text: str) -> When:
     first, slash, last = text.strip().partition("/")
     start, end = _span(first), _span(last or first)
     if not slash and start == end and start[0] == start[1]:
-        return When(start[0])
-    return When(start[0], end[1])
+        return ItemTime(start[0])
+    return ItemTime(start[0], end[1])
 
 
-def time_in_tags(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
+def time_in_tags(tags: Mapping[str, str], supplied_at: datetime) -> ItemTime | None:
     """The time in the tags of a file, unless it is a placeholder or after the file was supplied.
 
     A time without a zone is read as UTC.
@@ -135,7 +137,7 @@ def time_in_tags(tags: Mapping[str, str], supplied_at: datetime) -> When | None:
     for text, basis in candidates:
         try:
             start, end = _span(_normalised(text))
-            when = When(start, None if start == end else end, "acquisition" if basis == "acquisition" else "file")
+            when = ItemTime(start, None if start == end else end, "acquisition" if basis == "acquisition" else "file")
         except InvalidRequest:
             continue
         if when.start <= supplied_at + timedelta(days=1):  # a clock without a zone may be up to a day ahead

@@ -102,7 +102,7 @@ class AzureBackend:
     def create_container(self, name: str) -> None:
         self._account.create_container(name)
 
-    def sweep_up(self, container: str) -> None:
+    def remove_leftovers(self, container: str) -> None:
         """Does nothing: Azure removes uncommitted blocks itself."""
 
     def _signature(self, location: Location) -> str:

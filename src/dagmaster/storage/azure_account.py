@@ -145,24 +145,24 @@ class AzureAccount:
         body = f"<KeyInfo><Start>{start}</Start><Expiry>{expiry}</Expiry></KeyInfo>".encode()
         url = f"{self.endpoint}/?restype=service&comp=userdelegationkey"
         headers = {"x-ms-version": VERSION, "Content-Type": "application/xml", **self._bearer()}
-        what = f"the storage account {self.name}"
+        account = f"the storage account {self.name}"
         try:
             response = self._http().post(url, headers=headers, content=body)
         except httpx2.HTTPError as error:
-            raise unavailable(what, type(error).__name__) from None
+            raise unavailable(account, type(error).__name__) from None
         if response.status_code in (401, 403):
-            raise refused(f"{what}; signing needs the role Storage Blob Delegator")
+            raise refused(f"{account}; signing needs the role Storage Blob Delegator")
         if response.status_code != 200:
-            raise unavailable(what, str(response.status_code))
+            raise unavailable(account, str(response.status_code))
         try:
             return DelegationKey.parse(response.content)
         except ValueError:  # the text is left out: it may contain the key
-            raise unavailable(what, "its response is not a user delegation key") from None
+            raise unavailable(account, "its response is not a user delegation key") from None
 
     def _bearer(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token()[0]}"}
 
-    def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, what: str) -> AzureResponse:
+    def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, subject: str) -> AzureResponse:
         """Send a request, and repeat it after a temporary failure, at most as soon as the server allows. Every request
         may be repeated: a part replaces itself, and a repeated commit succeeds or finds that the object exists."""
         problem, pause_seconds = "", 0.0
@@ -179,12 +179,12 @@ class AzureAccount:
             if response.status_code in (401, 403):
                 if self._identity:
                     self._identity.forget()
-                raise refused(what)
+                raise refused(subject)
             if response.status_code not in _TRANSIENT:
                 return AzureResponse(response.status_code, response.headers, code)
             problem = code or str(response.status_code)
             pause_seconds = _requested_pause(response.headers)
-        raise unavailable(what, problem)
+        raise unavailable(subject, problem)
 
     def _http(self) -> httpx2.Client:
         if self._client is None:

@@ -1,7 +1,7 @@
 """Shared access signatures (SAS) of Azure: their parameters and their signature. Pure functions.
 
-A SAS permits what `permissions` says on one blob, for an hour. It is signed with a user delegation key, which a managed
-identity obtains, or with the account key of Azurite.
+A SAS permits the operations in `permissions` on one blob, for an hour. It is signed with a user delegation key, which a
+managed identity obtains, or with the account key of Azurite.
 https://learn.microsoft.com/rest/api/storageservices/create-user-delegation-sas
 """
 

@@ -109,8 +109,8 @@ def require_room(folder: Path, size_bytes: int, rules: DownloadRules) -> None:
     if size_bytes > rules.limit_bytes:
         raise _too_large(rules)
     if size_bytes > (free_bytes := shutil.disk_usage(folder).free):
-        what = f"it has {size_bytes / 1e6:,.0f} MB, and {folder} has only {free_bytes / 1e6:,.0f} MB free"
-        raise Unavailable(what, code="source.no-room")
+        message = f"it has {size_bytes / 1e6:,.0f} MB, and {folder} has only {free_bytes / 1e6:,.0f} MB free"
+        raise Unavailable(message, code="source.no-room")
 
 
 def _too_large(rules: DownloadRules) -> InvalidRequest:

@@ -2,7 +2,7 @@
 
 When GDAL opens a file, it uses the options of the longest path with which the file's path begins. They apply to the
 whole process. So files of several accounts can be open at once, in any thread, and no signature is in a path or an
-environment variable. rasterio has no function for it.
+environment variable. rasterio has no function for this.
 """
 
 import threading
@@ -13,7 +13,7 @@ from typing import Final
 
 from dagmaster.gdal_library import gdal_library
 
-# GDAL compares a path with each of them.
+# A limit, because GDAL compares the path of each file with all of them.
 MAX_PATHS: Final = 512
 _LOCK: Final = threading.Lock()
 _PATHS: Final[OrderedDict[str, Mapping[str, str]]] = OrderedDict()

@@ -2,7 +2,7 @@
 
     <root>/<container>/<blob>   objects; each is written in .incoming and appears here by one rename or link
     <root>/.incoming/<random>   objects that are being written; leftovers of killed processes are removed after a day
-    <root>/.scratch/<job id>/   folders for large files before a put, which moves them: they share a file system
+    <root>/.scratch/<job id>/   folders for large files, which a put can move, because they are on the same file system
     <root>/.gone/<random>/      removed folders, until their files are deleted
     <root>/.uploads/<upload id> unfinished uploads (`file_uploads`)
 
@@ -168,7 +168,7 @@ class LocalStore:
     def gdal_path(self, location: Location) -> str:
         return str(self._path(location))
 
-    def shown(self, location: Location) -> str:
+    def display_path(self, location: Location) -> str:
         return str(self._path(location))
 
     def create_container(self, container: str) -> None:
@@ -189,7 +189,7 @@ class LocalStore:
         with writing(self._scratch_name):
             scratch.move_away(self._scratch_folder / str(job_id), self._removed_folder)
 
-    def sweep_up(self) -> None:
+    def remove_leftovers(self) -> None:
         with writing(f"the removed folders of the zone {self.zone}"):
             self._remove_leftovers()
             scratch.delete_moved(self._removed_folder)
@@ -271,33 +271,33 @@ class LocalStore:
 
 
 @contextlib.contextmanager
-def _reading(what: Location | Folder) -> Iterator[None]:
+def _reading(place: Location | Folder) -> Iterator[None]:
     """Translate errors of the file system. The messages do not contain paths of this machine."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise not_found(what) from None
+        raise not_found(place) from None
     except OSError as error:
-        raise _unavailable(error, what) from error
+        raise _unavailable(error, place) from error
 
 
 @contextlib.contextmanager
-def writing(what: Location | str) -> Iterator[None]:
+def writing(place: Location | str) -> Iterator[None]:
     """Like `_reading`, for writes."""
     try:
         yield
     except (NotADirectoryError, IsADirectoryError, FileExistsError):
         raise Conflict(
-            f"{what} cannot be stored: a part of its name is an object, or it is a folder with objects",
+            f"{place} cannot be stored: a part of its name is an object, or it is a folder with objects",
             code="storage.name-taken",
         ) from None
     except OSError as error:
-        raise _unavailable(error, what) from error
+        raise _unavailable(error, place) from error
 
 
-def _unavailable(error: OSError, what: Location | Folder | str) -> DagmasterError:
+def _unavailable(error: OSError, place: Location | Folder | str) -> DagmasterError:
     if error.errno == errno.ENAMETOOLONG:
-        return InvalidRequest(f"the name {what} is too long for this file system", code="storage.bad-blob")
+        return InvalidRequest(f"the name {place} is too long for this file system", code="storage.bad-blob")
     if error.errno in _FULL:
         return Unavailable("the storage is full", code="storage.full", hint="free space, or use a larger disk")
     if error.errno in _NO_LINKS and error.filename2:
@@ -306,7 +306,7 @@ def _unavailable(error: OSError, what: Location | Folder | str) -> DagmasterErro
             code="storage.no-links",
             hint="put the storage on another file system",
         )
-    return Unavailable(f"{what} cannot be accessed: {error.strerror}", code="storage.unavailable")
+    return Unavailable(f"{place} cannot be accessed: {error.strerror}", code="storage.unavailable")
 
 
 def _put_in_place(unfinished: Path, path: Path, create_only: bool) -> bool:

@@ -16,6 +16,7 @@ from dagmaster.errors import InvalidRequest
 MAX_BLOB_BYTES = 1024
 MAX_PART_BYTES = 255
 MAX_EDITION = 999_999_999  # of versions and of revisions
+STAC_COLLECTION = "collection.json"  # the name of an edition's collection document
 _JOB_ID_VERSION = 7
 
 _CONTAINER = re.compile(r"[a-z0-9](?:[a-z0-9]|-(?=[a-z0-9])){1,61}[a-z0-9]")
@@ -137,6 +138,11 @@ class Edition:
 
     def _folder(self, kind: str) -> str:
         return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}"
+
+
+def is_mosaic(location: Location) -> bool:
+    """Whether the name is that of an edition's mosaic."""
+    return location.blob.startswith("mosaics/") and location.blob.endswith(".json")
 
 
 _OF_EDITION = re.compile(r"(\w+)/([^/]+)/v(0|[1-9]\d{0,8})/r([1-9]\d{0,8})/.+")

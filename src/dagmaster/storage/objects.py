@@ -70,14 +70,14 @@ class ObjectBackend(Protocol):
 
     def create_container(self, name: str) -> None: ...
 
-    def sweep_up(self, container: str) -> None:
+    def remove_leftovers(self, container: str) -> None:
         """Remove leftovers of killed writers, if the store does not do it itself."""
         ...
 
 
 class ObjectStore:
     def __init__(self, zone: Zone, backend: ObjectBackend, scratch_folder: Path, container: str | None = None) -> None:
-        """`container` is the default one of the zone, in which `sweep_up` removes leftovers."""
+        """`container` is the default one of the zone, in which `remove_leftovers` removes leftovers."""
         self.zone = zone
         self.scratch_folder = scratch_folder
         self._backend = backend
@@ -185,7 +185,7 @@ class ObjectStore:
     def gdal_path(self, location: Location) -> str:
         return self._backend.gdal_path(location)
 
-    def shown(self, location: Location) -> str:
+    def display_path(self, location: Location) -> str:
         return f"{self._backend.scheme}://{location.path}"
 
     def create_container(self, container: str) -> None:
@@ -200,10 +200,10 @@ class ObjectStore:
     def clear_scratch(self, job_id: UUID) -> None:
         scratch.move_away(self.scratch_folder / str(job_id), self._removed_folder)
 
-    def sweep_up(self) -> None:
+    def remove_leftovers(self) -> None:
         scratch.delete_moved(self._removed_folder)
         if self._default_container:
-            self._backend.sweep_up(self._default_container)
+            self._backend.remove_leftovers(self._default_container)
 
     @property
     def _removed_folder(self) -> Path:
@@ -239,12 +239,12 @@ class ObjectStore:
         """All bytes of one version of the object, in requests that are short enough for their timeout."""
         container = self._container(location)
         with translated(location):
-            whole = container.get(location.blob)
-            size_bytes, etag = whole.meta["size"], whole.meta["e_tag"]
+            response = container.get(location.blob)
+            size_bytes, etag = response.meta["size"], response.meta["e_tag"]
             if size_bytes <= READ_BYTES:
-                yield whole.bytes().to_bytes()
+                yield response.bytes().to_bytes()
                 return
-        del whole
+        del response
         for start in range(0, size_bytes, READ_BYTES):
             end = min(start + READ_BYTES, size_bytes)
             with translated(location):
@@ -253,30 +253,30 @@ class ObjectStore:
 
 
 @contextlib.contextmanager
-def translated(what: Location | Folder) -> Iterator[None]:
+def translated(place: Location | Folder) -> Iterator[None]:
     """Translate errors of obstore. Its own messages may contain URLs with signatures."""
     try:
         yield
     except FileNotFoundError:
-        raise not_found(what) from None
+        raise not_found(place) from None
     except exceptions.AlreadyExistsError:
-        assert isinstance(what, Location)
-        raise taken(what) from None
+        assert isinstance(place, Location)
+        raise taken(place) from None
     except exceptions.PreconditionError:
-        raise Unavailable(f"{what} was replaced while it was read", code="storage.replaced") from None
+        raise Unavailable(f"{place} was replaced while it was read", code="storage.replaced") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
-        raise refused(what) from None
+        raise refused(place) from None
     except exceptions.BaseError as error:
         if any(code in str(error) for code in _NO_CONTAINER):
-            raise no_container(what.container) from None
+            raise no_container(place.container) from None
         if "InvalidAuthenticationInfo" in str(error):
-            raise refused(what) from None
-        raise unavailable(what, type(error).__name__) from None
+            raise refused(place) from None
+        raise unavailable(place, type(error).__name__) from None
 
 
-def refused(what: Location | Folder | str) -> NotAllowed:
+def refused(place: Location | Folder | str) -> NotAllowed:
     return NotAllowed(
-        f"the storage refuses access to {what}",
+        f"the storage refuses access to {place}",
         code="storage.not-allowed",
         hint="check the credentials of this process and its role in the store",
     )
@@ -290,8 +290,8 @@ def no_container(name: str) -> NotFound:
     )
 
 
-def unavailable(what: Location | Folder | str, reason: str) -> Unavailable:
-    return Unavailable(f"{what} cannot be accessed ({reason})", code="storage.unavailable")
+def unavailable(place: Location | Folder | str, reason: str) -> Unavailable:
+    return Unavailable(f"{place} cannot be accessed ({reason})", code="storage.unavailable")
 
 
 def _digest(content: BinaryIO) -> str:

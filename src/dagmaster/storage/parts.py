@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import BinaryIO, TypeVar
 
-# Memory of an upload: this many parts, and one that is being read.
+# The largest number of parts of a file in memory, including the one that is being read.
 PARTS_AT_ONCE = 3
 PART_BYTES = 8 * 1024 * 1024
 _ROUND_BYTES = 1024 * 1024
@@ -14,10 +14,10 @@ _ROUND_BYTES = 1024 * 1024
 Sent = TypeVar("Sent")
 
 
-def part_size(size_bytes: int, most_parts: int) -> int:
+def part_size(size_bytes: int, max_parts: int) -> int:
     """The size of each part but the last: a large file has larger parts, because their number is limited."""
-    least = -(-size_bytes // most_parts)
-    return max(PART_BYTES, -(-least // _ROUND_BYTES) * _ROUND_BYTES)
+    minimum = -(-size_bytes // max_parts)
+    return max(PART_BYTES, -(-minimum // _ROUND_BYTES) * _ROUND_BYTES)
 
 
 def send_parts(content: BinaryIO, part_bytes: int, send: Callable[[int, bytes], Sent]) -> tuple[list[Sent], str, int]:

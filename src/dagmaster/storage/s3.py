@@ -76,12 +76,12 @@ class S3Backend:
 
     @classmethod
     def of(cls, settings: Settings, zone: Zone = Zone.BRONZE) -> "S3Backend":
-        given = settings.s3_access_key_id, settings.s3_secret_access_key
+        key_id, secret = settings.s3_access_key_id, settings.s3_secret_access_key
         path_style = settings.s3_path_style
         return cls(
             endpoint=settings.s3_endpoint,
             region=settings.s3_region,
-            key_pair=KeyPair(given[0], given[1]) if given[0] and given[1] else None,
+            key_pair=KeyPair(key_id, secret) if key_id and secret else None,
             is_path_style=settings.s3_endpoint is not None if path_style is None else path_style,
             authorities=settings.storage_ca_file,
             is_replaceable=zone is Zone.BRONZE,
@@ -177,7 +177,7 @@ class S3Backend:
                 with contextlib.suppress(self._client.exceptions.BucketAlreadyOwnedByYou):
                     self._client.create_bucket(Bucket=name, **options)
 
-    def sweep_up(self, container: str) -> None:
+    def remove_leftovers(self, container: str) -> None:
         """Abort uploads that were begun more than a day ago: their parts cost as much as objects."""
         with _translated(f"the bucket {container}"):
             for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=container):
@@ -259,7 +259,7 @@ class S3Backend:
         from botocore.config import Config
 
         keys = self._given_key_pair
-        given = (
+        key_options = (
             {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key} if keys else {}
         )
         return self._session.create_client(
@@ -276,13 +276,13 @@ class S3Backend:
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
-            **given,
+            **key_options,
         )
 
 
 @cache
 def _loader(_data_path: str | None) -> Any:
-    """One for all sessions: each would parse the descriptions of services again, which are megabytes of JSON."""
+    """One loader for all sessions: each would parse the descriptions of services again, which are megabytes of JSON."""
     from botocore.session import Session
 
     return Session().get_component("data_loader")
@@ -303,21 +303,21 @@ def _naming_container(location: Location) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _translated(what: Location | str) -> Iterator[None]:
+def _translated(place: Location | str) -> Iterator[None]:
     """Translate errors of botocore. Its own messages may contain URLs."""
     try:
         yield
     except ClientError as error:
         code = _code_of(error)
-        if code in _TAKEN and isinstance(what, Location):
-            raise taken(what) from None
+        if code in _TAKEN and isinstance(place, Location):
+            raise taken(place) from None
         if code == "NoSuchBucket":
             raise no_container(
-                what.container if isinstance(what, Location) else what.removeprefix("the bucket ")
+                place.container if isinstance(place, Location) else place.removeprefix("the bucket ")
             ) from None
-        raise (refused(what) if code in _REFUSED else unavailable(what, code)) from None
+        raise (refused(place) if code in _REFUSED else unavailable(place, code)) from None
     except BotoCoreError as error:
-        raise unavailable(what, type(error).__name__) from None
+        raise unavailable(place, type(error).__name__) from None
 
 
 def _code_of(error: Exception) -> str:

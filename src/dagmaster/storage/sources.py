@@ -173,9 +173,9 @@ def _vsi(text: str, rules: SourceRules) -> SourceFile:
     return SourceFile(SourceOrigin.VSI, text, name or kind)
 
 
-def _refused(what: str, setting: str) -> NotAllowed:
+def _refused(noun: str, setting: str) -> NotAllowed:
     return NotAllowed(
-        f"{what} are not allowed as sources",
+        f"{noun} are not allowed as sources",
         code="source.not-allowed",
         hint=f"put the file into a container, or set {setting}=true for the worker",
     )

@@ -109,7 +109,7 @@ class Store(Protocol):
         """The path by which GDAL opens the object without downloading it."""
         ...
 
-    def shown(self, location: Location) -> str:
+    def display_path(self, location: Location) -> str:
         """The path or URL by which the owner of the store finds the object with other tools."""
         ...
 
@@ -133,7 +133,7 @@ class Store(Protocol):
         """Remove a job's scratch folders, by one rename."""
         ...
 
-    def sweep_up(self) -> None:
+    def remove_leftovers(self) -> None:
         """Delete removed folders, and leftovers of puts whose processes were killed more than a day ago."""
         ...
 

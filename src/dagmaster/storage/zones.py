@@ -107,9 +107,9 @@ class Storage:
     def gdal_path(self, location: Location) -> str:
         return self._stores[location.zone].gdal_path(location)
 
-    def shown(self, location: Location) -> str:
+    def display_path(self, location: Location) -> str:
         """The path or URL by which its owner finds an object with other tools."""
-        return self._stores[location.zone].shown(location)
+        return self._stores[location.zone].display_path(location)
 
     def scratch(self, job_id: UUID) -> AbstractContextManager[Path]:
         return self._stores[Zone.SILVER].scratch(job_id)
@@ -174,7 +174,7 @@ class Storage:
         for folder in self._external(edition):
             count += sum(1 for _ in store.list(folder))
             store.delete_all(folder)
-        store.sweep_up()
+        store.remove_leftovers()
         return count
 
     def create_containers(self) -> None:
@@ -182,9 +182,9 @@ class Storage:
         for zone, store in self._stores.items():
             store.create_container(self.containers[zone])
 
-    def sweep_up(self) -> None:
+    def remove_leftovers(self) -> None:
         for store in self._stores.values():
-            store.sweep_up()
+            store.remove_leftovers()
 
     def _outputs(self, job_id: UUID) -> Iterator[Folder]:
         return (Folder(Zone.SILVER, self.containers[Zone.SILVER], path) for path in outputs_of_job(job_id))

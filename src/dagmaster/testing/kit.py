@@ -258,10 +258,10 @@ class _FaultyRunner(Runner):
 
 
 def _registry(handlers: Mapping[str, Handler]) -> Registry:
-    known = installed()
-    by_name: dict[str, Registration] = dict(known)
+    shipped = installed()
+    by_name: dict[str, Registration] = dict(shipped)
     added = {name: registration_for(function, name, by_name.get(name)) for name, function in handlers.items()}
-    return Registry((by_name | added).values(), refused=known.refused)
+    return Registry((by_name | added).values(), refused=shipped.refused)
 
 
 def _library(settings: Settings, registry: Registry, workflows: Iterable[Path | str]) -> WorkflowLibrary:

@@ -39,9 +39,9 @@ from dagmaster.database.ledger.protocol import (
     Running,
     StepScope,
     WorkerInfo,
+    dead_letter_of_conflict,
     key_conflict,
     no_such_job,
-    of_conflict,
     opening_nodes,
     too_large_for_a_template,
 )
@@ -186,14 +186,14 @@ class MemoryDatabase:
 
     def add_payload(self, job_id: UUID, reference: Reference, encoded: Encoded, *, is_kept: bool = False) -> None:
         key = (job_id, reference["sha256"])
-        known = self.payloads.get(key)
+        stored = self.payloads.get(key)
         self.payload_parts.setdefault(key, bytes(encoded))
         self.payloads[key] = Payload(
             job_id=job_id,
             sha256=reference["sha256"],
             size_bytes=reference["bytes"],
             stored_at=self.clock(),
-            is_kept=is_kept or (known is not None and known.is_kept),
+            is_kept=is_kept or (stored is not None and stored.is_kept),
         )
 
     def keep_payload(self, job_id: UUID, reference: Reference) -> None:
@@ -349,8 +349,8 @@ class MemoryLedger:
     ) -> list[UUID | str]:
         late = self.db.clock() - timedelta(seconds=scope.patience_seconds)
         queued = [m for m in self.db.messages.values() if m.queue == queue]
-        known = [m for m in queued if m.enqueued_at <= late or _is_known(m, scope)]
-        waiting = sorted(known, key=lambda m: m.enqueued_at)[:limit]
+        due = [m for m in queued if m.enqueued_at <= late or _is_known(m, scope)]
+        waiting = sorted(due, key=lambda m: m.enqueued_at)[:limit]
         keys = dict(self.db.keys)
         try:
             outcomes = [self._reserved(message, handle(message)) for message in waiting]
@@ -375,7 +375,7 @@ class MemoryLedger:
         key = (outcome.submitted_by or "", outcome.idempotency_key)
         known_id, request = self.db.keys.setdefault(key, (outcome.job_id, outcome.request_hash))
         if request != outcome.request_hash:
-            return of_conflict(message, outcome, known_id)
+            return dead_letter_of_conflict(message, outcome, known_id)
         return outcome if known_id == outcome.job_id else None
 
     async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
@@ -407,7 +407,7 @@ class MemoryLedger:
                 node_id=node_id,
                 event_status=NodeStatus.PENDING,
                 epoch=job.epoch,
-                event_data={"anew": True} if node_id in rerun.reexpanded else None,
+                event_data={"is_reexpanded": True, "anew": True} if node_id in rerun.reexpanded else None,
             )
         for fan_out in {child.parent_node_id for child in children} | set(rerun.reexpanded):
             self._recount(job_id, fan_out or "", children, stale, is_reexpanded=fan_out in rerun.reexpanded)
@@ -592,6 +592,7 @@ class MemoryLedger:
             job.stopping,
             job.resume_count,
             job.deferred_work,
+            job.traceparent,
         )
 
     async def load_outputs(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
@@ -685,16 +686,16 @@ class MemoryLedger:
     async def _open(
         self, owner_id: UUID, claims: Sequence[Claim], scope: StepScope, *, fenced: frozenset[UUID]
     ) -> AsyncIterator["MemoryStep"]:
-        held = sorted(claim.job_id for claim in claims if self._holds(owner_id, claim))
-        saved = self._snapshot(held)
+        job_ids = sorted(claim.job_id for claim in claims if self._holds(owner_id, claim))
+        saved = self._snapshot(job_ids)
         step = None
         try:
-            sequences = {job_id: self.db.jobs[job_id].last_sequence for job_id in held}
-            stops = {job_id: self._stop_of(job_id) for job_id in held}
-            updates, has_more = self._take_updates(held, scope)
+            sequences = {job_id: self.db.jobs[job_id].last_sequence for job_id in job_ids}
+            stops = {job_id: self._stop_of(job_id) for job_id in job_ids}
+            updates, has_more = self._take_updates(job_ids, scope)
             jobs = {
                 job_id: OpenJob(self.db.jobs[job_id].epoch, sequences[job_id], stops[job_id], updates[job_id])
-                for job_id in held
+                for job_id in job_ids
             }
             step = MemoryStep(self, jobs, fenced, has_more)
             yield step
@@ -755,11 +756,13 @@ class MemoryLedger:
                 del db.outbox[key]
             db.jobs[job_id], db.nodes[job_id], db.events[job_id] = job, nodes, events
 
-    def _take_updates(self, held: list[UUID], scope: StepScope) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
-        updates: dict[UUID, list[TaskUpdate]] = {job_id: [] for job_id in held}
+    def _take_updates(
+        self, job_ids: list[UUID], scope: StepScope
+    ) -> tuple[dict[UUID, list[TaskUpdate]], frozenset[UUID]]:
+        updates: dict[UUID, list[TaskUpdate]] = {job_id: [] for job_id in job_ids}
         has_more = set()
-        per_job = max(50, scope.limit // max(1, len(held)))
-        for job_id in held:
+        per_job = max(50, scope.limit // max(1, len(job_ids)))
+        for job_id in job_ids:
             waiting = [r for r in self.db.results.values() if r.job_id == job_id and not r.processed]
             updates[job_id].extend(self._take_result(result) for result in waiting[:per_job])
             if len(waiting) >= per_job:
@@ -933,7 +936,7 @@ class MemoryLedger:
     def _write_node(self, job_id: UUID, row: NodeChange) -> None:
         db, now = self.db, self.db.clock()
         old = db.nodes[job_id][row.node_id]
-        kept = (
+        names = (
             "attempt",
             "retry_count",
             "loss_count",
@@ -943,7 +946,7 @@ class MemoryLedger:
             "expanded",
             "started_at",
         )
-        columns: dict[str, Any] = {name: _coalesce(getattr(row, name), getattr(old, name)) for name in kept}
+        columns: dict[str, Any] = {name: _coalesce(getattr(row, name), getattr(old, name)) for name in names}
         # A fan_out that failed or was cancelled still counts its children down: that is not a transition.
         is_move = row.status is not old.status
         columns["reason"] = row.reason if is_move else _coalesce(row.reason, old.reason)
@@ -961,7 +964,7 @@ class MemoryLedger:
             columns["failed_count"] = (old.failed_count or 0) + row.ended_failed
             columns["cancelled_count"] = (old.cancelled_count or 0) + row.ended_cancelled
             columns["idle_count"] = None if old.idle_count is None else old.idle_count - row.woken
-        columns["stale_count"] = None if old.stale_count is None else old.stale_count - row.taken
+        columns["stale_count"] = None if old.stale_count is None else old.stale_count - row.settled_stale
         columns["label"] = _coalesce(row.label, old.label)
         columns["is_idle"] = old.is_idle if row.status is NodeStatus.PENDING else None
         if row.status is NodeStatus.DISPATCHED:
@@ -1144,10 +1147,10 @@ class MemoryLedger:
         for job in [db.jobs[claim.job_id] for claim in claims if claim.job_id in db.jobs]:
             if not any(claim.token == job.claim_token for claim in claims) or not job.deferred_work:
                 continue
-            known = [_is_known_to(row, routers) or _is_known_to(row, workers) for row in job.deferred_work]
+            is_handler_known = [_is_known_to(row, routers) or _is_known_to(row, workers) for row in job.deferred_work]
             rows = [
                 {**row, "known_at": now if k else row["known_at"]}
-                for row, k in zip(job.deferred_work, known, strict=True)
+                for row, k in zip(job.deferred_work, is_handler_known, strict=True)
             ]
             db.jobs[job.job_id] = job.model_copy(update={"deferred_work": rows, "version": job.version + 1})
             if any(_is_known_to(row, routers) for row in rows):
@@ -1162,9 +1165,9 @@ class MemoryLedger:
             frozenset(job.job_id for job in released), {job_id: work for job_id, work in unroutable.items() if work}
         )
 
-    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+    async def release_unknown(self, owner_id: UUID, owned_ids: Sequence[UUID]) -> int:
         owned = [job for job in self.db.jobs.values() if job.owner_id == owner_id and job.status in _ACTIVE]
-        unknown = [job for job in owned if job.job_id not in known]
+        unknown = [job for job in owned if job.job_id not in owned_ids]
         self._release(unknown)
         return len(unknown)
 
@@ -1235,8 +1238,8 @@ class MemoryLedger:
         if task is not None and accepted:
             lines = None if "log" in (report.metrics or {}) else task.log
             db.move_task(key, report.status, finished_at=now, lease_until=None, log=lines)
-        known = db.results.get(key)
-        if known is not None and known.accepted and known.worker_id == worker_id:
+        earlier = db.results.get(key)
+        if earlier is not None and earlier.accepted and earlier.worker_id == worker_id:
             return True  # reported before, and the response was lost
         has_ended = task is not None and db.tasks[key].status not in (TaskStatus.QUEUED, TaskStatus.RUNNING)
         if task is not None and has_ended and task.worker_id == worker_id and key not in db.results:
@@ -1309,20 +1312,20 @@ class MemoryLedger:
         earlier = (self.db.tasks.get((task.job_id, task.node_id, attempt)) for attempt in range(1, task.attempt))
         return sum(1 for each in earlier if each is not None and each.status is TaskStatus.LOST)
 
-    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+    async def renew(self, worker_id: UUID, running: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         lost = set()
-        for running in held:
-            key = (running.job_id, running.node_id, running.attempt)
+        for each in running:
+            key = (each.job_id, each.node_id, each.attempt)
             task = self.db.tasks.get(key)
             if task is None or task.status is not TaskStatus.RUNNING or task.worker_id != worker_id:
                 lost.add(task_id(*key))
                 continue
             lease = self.db.clock() + timedelta(seconds=lease_seconds)
-            progress = running.progress if running.progress is not None else task.progress
-            lines = running.log if running.log is not None else task.log
+            progress = each.progress if each.progress is not None else task.progress
+            lines = each.log if each.log is not None else task.log
             started = task.started_at
-            if running.run_seconds is not None and started is not None:
-                started = max(started, self.db.clock() - timedelta(seconds=running.run_seconds))
+            if each.run_seconds is not None and started is not None:
+                started = max(started, self.db.clock() - timedelta(seconds=each.run_seconds))
             renewed = {"lease_until": lease, "progress": progress, "log": lines, "started_at": started}
             self.db.tasks[key] = task.model_copy(update=renewed)
         return frozenset(lost)
@@ -1334,8 +1337,8 @@ class MemoryLedger:
             if task.worker_id == worker_id and task.status is TaskStatus.RUNNING and task.stop_requested_at is not None
         ]
         for task in (each for each in to_stop if each.stop_seen_at is None):
-            seen = task.model_copy(update={"stop_seen_at": self.db.clock()})
-            self.db.tasks[task.job_id, task.node_id, task.attempt] = seen
+            marked = task.model_copy(update={"stop_seen_at": self.db.clock()})
+            self.db.tasks[task.job_id, task.node_id, task.attempt] = marked
         return frozenset(task.task_id for task in to_stop)
 
     async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:

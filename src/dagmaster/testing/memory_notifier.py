@@ -30,8 +30,8 @@ class MemoryNotifier:
             notifier.receive(topics)
 
     def receive(self, topics: Iterable[str]) -> None:
-        if wanted := self._topics.intersection(topics):
-            self._received |= wanted
+        if watched := self._topics.intersection(topics):
+            self._received |= watched
             self._wake.set()
 
     async def wait(self, timeout_seconds: float) -> frozenset[str]:

@@ -50,5 +50,5 @@ class MemoryBackend:
     def create_container(self, name: str) -> None:
         """Nothing to do: the first write creates the container."""
 
-    def sweep_up(self, container: str) -> None:
+    def remove_leftovers(self, container: str) -> None:
         """Nothing to do: writes leave no incomplete objects."""

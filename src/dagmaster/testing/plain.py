@@ -38,10 +38,10 @@ class InlinePool(Pool):
     async def run(
         self, registration: Registration, task: TaskMessage, timeout_seconds: float, context: TaskContext
     ) -> Outcome:
-        plan = calling.resolve(registration)
+        handler = calling.resolve(registration)
         inline = InlineContext(context)
-        inline.params = params = plan.parse(task.params)
-        return succeeded(calling.accept(plan.call(inline, params)))
+        inline.params = params = handler.parse(task.params)
+        return succeeded(calling.accept(handler.call(inline, params)))
 
 
 class IsolatedPool(Pool):
@@ -72,7 +72,7 @@ class InlineContext:
 
     def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
         phases = at_once(self._context.load_checkpoints())
-        return checkpoints.last_trusted(phases, is_valid, check, self._context.logger.warning)
+        return checkpoints.last_valid(phases, is_valid, check, self._context.logger.warning)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
         offset = 0

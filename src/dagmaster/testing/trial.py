@@ -144,9 +144,9 @@ def run_handler(
     report = _attempt(registration, context, isolate)
     if report.output_ref is not None:
         report = replace(report, output=orjson.loads(database.payload(JOB_ID, report.output_ref)))
-    kept = sorted(database.checkpoints[JOB_ID, node_id].values(), key=lambda saved: (saved.attempt, saved.saved_at))
+    saved = sorted(database.checkpoints[JOB_ID, node_id].values(), key=lambda each: (each.attempt, each.saved_at))
     lines = [f"{line['level']}: {line['text']}" for line in context.log_lines() or ()]
-    return Trial(report, context.progress_reports, tuple(kept), lines)
+    return Trial(report, context.progress_reports, tuple(saved), lines)
 
 
 @virtual_time

@@ -1,1 +1,1 @@
-"""Transports announce queued tasks to workers. The lease is always the task row in PostgreSQL."""
+"""Transports announce queued tasks to workers. A task itself is always claimed in PostgreSQL."""

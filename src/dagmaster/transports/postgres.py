@@ -10,38 +10,38 @@ import asyncio
 from collections.abc import Sequence
 
 from dagmaster.database.notify.notifier import Notifier, tasks_topic
-from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Announcement, Delivery
 
-STAND_BY_SECONDS = 0.02
+OTHERS_DELAY_SECONDS = 0.02
 
 
 class PostgresTransport:
     def __init__(self, notifier: Notifier, queues: Sequence[str] = (), worker_id: str | None = None) -> None:
         self._notifier = notifier
         self._queues = topics_of(queues, worker_id)
-        self._standing_by: dict[Ticket, asyncio.TimerHandle] = {}
+        self._timers: dict[Announcement, asyncio.TimerHandle] = {}
 
-    async def publish(self, tickets: Sequence[Ticket]) -> None:
-        if topics := self.topics(tickets):
+    async def publish(self, announcements: Sequence[Announcement]) -> None:
+        if topics := self.topics(announcements):
             self._notifier.notify(*topics)
 
-    def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
-        for ticket in tickets:
-            if ticket.first_worker:
-                self._stand_by(ticket)
-        return sorted({tasks_topic(ticket.queue, ticket.first_worker) for ticket in tickets})
+    def topics(self, announcements: Sequence[Announcement]) -> Sequence[str]:
+        for announcement in announcements:
+            if announcement.first_worker:
+                self._notify_others_later(announcement)
+        return sorted({tasks_topic(announcement.queue, announcement.first_worker) for announcement in announcements})
 
-    def _stand_by(self, ticket: Ticket) -> None:
+    def _notify_others_later(self, announcement: Announcement) -> None:
         """Notify the other workers later. If `first_worker` is the same again, this worker has finished the previous
         task, so the others need no notification of that task."""
-        if timer := self._standing_by.pop(ticket, None):
+        if timer := self._timers.pop(announcement, None):
             timer.cancel()
         loop = asyncio.get_running_loop()
-        self._standing_by[ticket] = loop.call_later(STAND_BY_SECONDS, self._notify_others, ticket)
+        self._timers[announcement] = loop.call_later(OTHERS_DELAY_SECONDS, self._notify_others, announcement)
 
-    def _notify_others(self, ticket: Ticket) -> None:
-        self._standing_by.pop(ticket, None)
-        self._notifier.notify(tasks_topic(ticket.queue))
+    def _notify_others(self, announcement: Announcement) -> None:
+        self._timers.pop(announcement, None)
+        self._notifier.notify(tasks_topic(announcement.queue))
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
         loop = asyncio.get_running_loop()

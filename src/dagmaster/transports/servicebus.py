@@ -27,12 +27,12 @@ from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.jobs.model import task_key
 from dagmaster.observe import log
 from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, ServiceBus, backoff_seconds
-from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Announcement, Delivery
 
 WAIT_SECONDS: Final = 1.0  # how long one call waits; messages are settled between two calls
 HOLD_SECONDS: Final = 2.0  # a message that the worker does not fetch within this time is released to other workers
 MANY_STALE: Final = 2  # after this many outdated messages in a row, several are received at once
-DRAIN_SECONDS: Final = 0.05  # how long a call for several waits; not longer, because one may be of a queued task
+DRAIN_SECONDS: Final = 0.05  # how long a call for several waits; short, because one may be the message of a queued task
 MAX_ATTEMPTS: Final = 2**31 - 1  # the largest value of an integer column of PostgreSQL
 _log = log.get("servicebus")
 
@@ -68,7 +68,7 @@ class TransportCounters:
 
 
 class ServiceBusTransport:
-    """`queued_tasks` asks the database. Without it, every message that was delivered counts as claimed."""
+    """`queued_tasks` reads from the database. Without it, every message that was delivered counts as claimed."""
 
     def __init__(
         self, service_bus: ServiceBus, queues: Sequence[str] = (), queued_tasks: QueuedTasks | None = None
@@ -81,18 +81,18 @@ class ServiceBusTransport:
         }
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def publish(self, tickets: Sequence[Ticket]) -> None:
+    async def publish(self, announcements: Sequence[Announcement]) -> None:
         """Send the ids. An error in one queue does not keep the ids for other queues from being sent."""
         by_queue: dict[str, list[str]] = defaultdict(list)
-        for ticket in tickets:
-            if ticket.task_id is not None:
-                by_queue[ticket.queue].append(ticket.task_id)
+        for announcement in announcements:
+            if announcement.task_id is not None:
+                by_queue[announcement.queue].append(announcement.task_id)
         sends = (self._service_bus.send_tasks(queue, task_ids) for queue, task_ids in by_queue.items())
         for result in await asyncio.gather(*sends, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
 
-    def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
+    def topics(self, _announcements: Sequence[Announcement]) -> Sequence[str]:
         return ()
 
     async def receive(self, timeout_seconds: float, limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:
@@ -124,21 +124,21 @@ class _Inbox:
 
     limit: int = MAX_AT_ONCE
     deliveries: list[Delivery] = field(default_factory=list)
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    is_waiting: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def fetch(self, timeout_seconds: float, limit: int) -> Sequence[Delivery]:
         self.limit = max(1, min(limit, MAX_AT_ONCE))
         if not self.deliveries:
             self.arrived.clear()
-            self.wanted.set()
+            self.is_waiting.set()
             try:
                 async with asyncio.timeout(timeout_seconds):
                     await self.arrived.wait()
             except TimeoutError:
                 pass
             finally:
-                self.wanted.clear()
+                self.is_waiting.clear()
         deliveries, self.deliveries = self.deliveries, []
         return deliveries
 
@@ -190,8 +190,8 @@ class _Listener:
     async def _run_once(self) -> None:
         await self._settle_all()
         await self._give_back_unfetched()
-        if not self._inbox.wanted.is_set():
-            await self._wait_until_wanted()
+        if not self._inbox.is_waiting.is_set():
+            await self._wait_for_a_fetch()
             return
         # A single message is received without a delay; if more are requested, the SDK waits a moment. After many
         # outdated messages more are likely to follow, so several are received at once until a call returns fewer.
@@ -203,10 +203,10 @@ class _Listener:
         if len(messages) < count:
             self._stale_in_a_row = 0
 
-    async def _wait_until_wanted(self) -> None:
+    async def _wait_for_a_fetch(self) -> None:
         try:
             async with asyncio.timeout(WAIT_SECONDS / 4):
-                await self._inbox.wanted.wait()
+                await self._inbox.is_waiting.wait()
         except TimeoutError:
             return
 
@@ -272,9 +272,9 @@ class _Listener:
         before = time.monotonic() - HOLD_SECONDS
         if not any(moment < before for moment, _ in self._deliveries):
             return
-        held = [delivery for moment, delivery in self._deliveries if moment < before]
+        expired = [delivery for moment, delivery in self._deliveries if moment < before]
         self._deliveries = [item for item in self._deliveries if item[0] >= before]
-        unfetched = self._inbox.take_back(held)
+        unfetched = self._inbox.take_back(expired)
         messages = [self._unsettled.pop(each.receipt) for each in unfetched if each.receipt in self._unsettled]
         self._counters.abandoned += len(messages)
         await self._receiver.abandon(messages)
@@ -325,12 +325,12 @@ class OutboxTransport:
         self._notifier = notifier
         self._wake_relay = wake_relay
 
-    async def publish(self, tickets: Sequence[Ticket]) -> None:
-        if tickets:
-            self._wake_relay([ticket.queue for ticket in tickets])
-            self._notifier.notify(*sorted({tasks_topic(ticket.queue) for ticket in tickets}))
+    async def publish(self, announcements: Sequence[Announcement]) -> None:
+        if announcements:
+            self._wake_relay([announcement.queue for announcement in announcements])
+            self._notifier.notify(*sorted({tasks_topic(announcement.queue) for announcement in announcements}))
 
-    def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
+    def topics(self, _announcements: Sequence[Announcement]) -> Sequence[str]:
         return ()
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:

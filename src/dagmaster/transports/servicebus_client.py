@@ -1,4 +1,4 @@
-"""Azure Service Bus through its SDK: a client, senders that are kept, receivers, and errors in our terms.
+"""Azure Service Bus through its SDK: a client, senders that stay open, receivers, and the translation of errors.
 
 The SDK is imported when the first client is opened, so that only processes with TRANSPORT=servicebus need it. Each of
 its calls has a time limit of our own: some of them hang if a server does not behave as Azure does. After any failure
@@ -343,10 +343,10 @@ _PERMANENT_CLASSES = {
 
 def translation(queue: str, error: Exception) -> InvalidRequest | Unavailable:
     """A permanent or a transient error. Class names are compared, so that the SDK need not be imported."""
-    known = _PERMANENT_CLASSES.get(type(error).__name__) or _PERMANENT.get(_condition_of(error) or "")
-    if known is not None:
-        what, code, hint = known
-        return InvalidRequest(f"the Service Bus queue '{queue}' {what}", code=code, hint=hint, queue=queue)
+    permanent = _PERMANENT_CLASSES.get(type(error).__name__) or _PERMANENT.get(_condition_of(error) or "")
+    if permanent is not None:
+        text, code, hint = permanent
+        return InvalidRequest(f"the Service Bus queue '{queue}' {text}", code=code, hint=hint, queue=queue)
     reason = "no response in time" if isinstance(error, TimeoutError) else _reason_of(error)
     return Unavailable(f"the Service Bus queue '{queue}' cannot be reached: {reason}", code="servicebus.unavailable")
 

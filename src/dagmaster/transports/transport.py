@@ -13,7 +13,9 @@ MAX_AT_ONCE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class Announcement:
+    """An announcement to send: of one queued task, or of a queue that has tasks."""
+
     queue: str
     task_id: str | None = None  # None: the queue as a whole
     first_worker: str | None = None  # the worker that is notified first; the others follow a little later
@@ -21,17 +23,19 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
+    """An announcement that a worker has received. `receipt` identifies it when it is settled."""
+
     queue: str
     task_id: str | None = None
     receipt: str | None = None
 
 
 class Transport(Protocol):
-    async def publish(self, tickets: Sequence[Ticket]) -> None:
+    async def publish(self, announcements: Sequence[Announcement]) -> None:
         """Announce committed tasks."""
         ...
 
-    def topics(self, tickets: Sequence[Ticket]) -> Sequence[str]:
+    def topics(self, announcements: Sequence[Announcement]) -> Sequence[str]:
         """The topics that the ledger notifies right after it has committed these tasks; `publish` is then not called.
         Empty where a notification does not announce tasks."""
         ...

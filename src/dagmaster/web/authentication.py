@@ -129,7 +129,7 @@ class CredentialAuthentication:
             return await self._identity_by_session(scope, headers)
         if text.startswith(PREFIX):
             stored = await self.key(text)
-            return Identity(Caller(stored.name, known_scopes(stored.scopes), stored.platform_id, _queues_of(stored)))
+            return Identity(caller_from(stored))
         if self._tokens is None:
             raise NotAuthenticated(
                 "the credentials are not an API key", code="auth.invalid-key", hint="keys begin with dgm_"
@@ -166,8 +166,7 @@ class CredentialAuthentication:
             _require_own_page(text, headers)
         if stored.key_id:
             self._keys.note_use(stored.key_id)
-        caller = Caller(stored.name, known_scopes(stored.scopes), stored.platform_id, _queues_of(stored))
-        return Identity(caller, ActiveSession(text, stored))
+        return Identity(caller_from(stored), ActiveSession(text, stored))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -208,8 +207,11 @@ def _is_secret_of(key: KeyText, stored: StoredKey) -> bool:
     return is_current or is_previous
 
 
-def _queues_of(stored: StoredKey | StoredSession) -> frozenset[str] | None:
-    return None if stored.queues is None else frozenset(stored.queues)
+def caller_from(stored: StoredKey | StoredSession) -> Caller:
+    """The caller with this key or session. Scopes of a later version are ignored."""
+    scopes = frozenset(Scope(name) for name in stored.scopes if name in set(Scope))
+    queues = None if stored.queues is None else frozenset(stored.queues)
+    return Caller(stored.name, scopes, stored.platform_id, queues)
 
 
 def _require_own_page(text: SessionText, headers: Headers) -> None:
@@ -226,11 +228,6 @@ def _require_own_page(text: SessionText, headers: Headers) -> None:
             code="session.csrf",
             hint="GET /api/v1/session returns the token; programs send a key in the header X-API-Key",
         )
-
-
-def known_scopes(names: list[str]) -> frozenset[Scope]:
-    """Scopes of a later version are ignored."""
-    return frozenset(Scope(name) for name in names if name in set(Scope))
 
 
 def credentials_in(headers: Headers) -> str | None:

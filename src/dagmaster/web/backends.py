@@ -64,7 +64,7 @@ class Backends:
 
     @contextlib.asynccontextmanager
     async def checked(self) -> AsyncIterator[None]:
-        """Check the addresses in the background, for the block."""
+        """Check the addresses in the background while the block runs."""
         if not self._is_checked:
             yield
             return

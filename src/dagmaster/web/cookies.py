@@ -50,7 +50,7 @@ def cookie(
     return morsel.OutputString()
 
 
-def no_cookie(name: str, scope: Scope) -> str:
+def expired_cookie(name: str, scope: Scope) -> str:
     """The header `Set-Cookie` that removes a cookie."""
     return cookie(name, "", scope, seconds=0)
 

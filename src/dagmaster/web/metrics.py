@@ -92,8 +92,8 @@ def _plain_routes(scope: Scope) -> dict[int, str]:
     if not hasattr(app.state, "plain_routes"):
         plain = [route for route in app.routes if type(route) is Route]
         app.state.plain_routes = {id(route.endpoint): route.path for route in plain}
-    known: dict[int, str] = app.state.plain_routes
-    return known
+    routes: dict[int, str] = app.state.plain_routes
+    return routes
 
 
 def name_route(scope: Scope, template: str) -> None:

@@ -6,7 +6,8 @@ loopback only. Web pages of other sites in a browser on this machine can still s
 the check of the `Host` header refuses, or directly, which the check of `Origin` and `Sec-Fetch-Site` refuses. With
 authentication a request has no more rights than the credentials that its sender knows, so neither is checked.
 
-A server extends the middleware by overriding methods such as `refusal`, `enter`, `mark` and `needs_caller`.
+A server extends the middleware by overriding methods such as `refusal`, `change_scope`, `change_headers` and
+`needs_caller`.
 """
 
 import re
@@ -102,8 +103,8 @@ class RequestMiddleware:
                 response = self.problems.problem_of(refusal, scope["path"], exchange.request_id)
                 await response(scope, receive, exchange.send)
                 return
-            self.enter(scope)
-            await self._app(scope, self._limited(receive, self._most_bytes(scope)), exchange.send)
+            self.change_scope(scope)
+            await self._app(scope, self._limited(receive, self._max_bytes(scope)), exchange.send)
         except Exception as error:  # the last place that can still send a response
             self._log.error("a request failed", request_id=exchange.request_id, path=scope["path"], exc_info=error)
             if not exchange.status:
@@ -125,13 +126,13 @@ class RequestMiddleware:
     def refusal(self, scope: Scope, headers: Headers) -> InvalidRequest | None:
         """The error for a request that is refused, or None."""
         length = headers.get("content-length", "")
-        most_bytes = self._most_bytes(scope)
-        if length.isascii() and length.isdigit() and int(length) > most_bytes:
-            return self._too_large(most_bytes)
+        max_bytes = self._max_bytes(scope)
+        if length.isascii() and length.isdigit() and int(length) > max_bytes:
+            return self._too_large(max_bytes)
         host = headers.get("host", "")
         if not self._is_open_to_all and not self._is_own(name_of(host)):
             return InvalidRequest(
-                f"{self.endpoint.what} does not accept requests for this host name",
+                f"{self.endpoint.title} does not accept requests for this host name",
                 code="request.foreign-host",
                 hint=self.hint_when_foreign,
                 host=host,
@@ -153,10 +154,10 @@ class RequestMiddleware:
         """Whether requests for a path are authenticated. Others are handled even while the database is down."""
         return True
 
-    def enter(self, scope: Scope) -> None:
+    def change_scope(self, scope: Scope) -> None:
         """Change the scope of a request that was not refused."""
 
-    def mark(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
+    def change_headers(self, scope: Scope, status: int, headers: MutableHeaders) -> None:
         """Change the headers of a response, including those of problems."""
         if self.uploads_below is not None:
             mark_version(scope, headers, self.uploads_below)
@@ -164,12 +165,12 @@ class RequestMiddleware:
     def _is_own(self, name: str) -> bool:
         return name in self._own_hosts or is_loopback(name)
 
-    def _most_bytes(self, scope: Scope) -> int:
+    def _max_bytes(self, scope: Scope) -> int:
         """How many bytes the body of a request may have."""
         is_upload = self.uploads_below is not None and is_chunk(scope, self.uploads_below)
         return self._max_chunk_bytes if is_upload else self._max_body_bytes
 
-    def _limited(self, receive: Receive, most_bytes: int) -> Receive:
+    def _limited(self, receive: Receive, max_bytes: int) -> Receive:
         """Count the bytes of the body as they arrive, because its Content-Length may be missing or wrong."""
         received = 0
 
@@ -177,17 +178,17 @@ class RequestMiddleware:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
-            if received > most_bytes:
+            if received > max_bytes:
                 # An HTTPException, because FastAPI passes it on unchanged while it reads a body.
-                raise HTTPException(413, self._too_large(most_bytes).message)
+                raise HTTPException(413, self._too_large(max_bytes).message)
             return message
 
         return counted
 
-    def _too_large(self, most_bytes: int) -> InvalidRequest:
-        is_upload = most_bytes != self._max_body_bytes
+    def _too_large(self, max_bytes: int) -> InvalidRequest:
+        is_upload = max_bytes != self._max_body_bytes
         return InvalidRequest(
-            f"a request may have at most {most_bytes} bytes",
+            f"a request may have at most {max_bytes} bytes",
             code="request.too-large",
             hint="send the file in smaller parts" if is_upload else self.hint_when_too_large,
         )
@@ -209,7 +210,7 @@ class _Exchange:
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers[REQUEST_ID] = self.request_id
-            self._middleware.mark(self._scope, self.status, headers)
+            self._middleware.change_headers(self._scope, self.status, headers)
         await self._send(message)
 
     @property

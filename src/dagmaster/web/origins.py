@@ -29,8 +29,8 @@ def is_own_origin(origin: str, headers: Headers) -> bool:
 
 
 def is_of_other_site(scope: Scope, headers: Headers, *, with_images: bool = False) -> bool:
-    """Whether a page of another site sends the request. It may still link to a page (it cannot read it), and with
-    `with_images` it may show images (it cannot read their pixels)."""
+    """Whether a page of another site sends the request. False for a link to a page of this server and, with
+    `with_images`, for an image: the other page can read neither the linked page nor the pixels."""
     origin = headers.get("origin")
     if origin is not None:
         return not is_own_origin(origin, headers)

@@ -13,7 +13,7 @@ from dagmaster.client.models.pages import Page
 from dagmaster.errors import InvalidRequest
 
 T = TypeVar("T")
-_SEPARATOR = "~"
+SEPARATOR = "~"
 
 Limit = Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of items to return")]
 MAX_NAME_LENGTH = 200
@@ -37,7 +37,7 @@ def page_of(rows: Sequence[T], limit: int, cursor: Callable[[T], object]) -> Pag
 
 
 def name_and_number(after: str | None) -> tuple[str, int]:
-    name, separator, number = (after or f"{_SEPARATOR}0").rpartition(_SEPARATOR)
+    name, separator, number = (after or f"{SEPARATOR}0").rpartition(SEPARATOR)
     if not separator or not number.isascii() or not number.isdigit() or len(number) > 9:
         raise bad_cursor(after)
     return name, int(number)
@@ -46,23 +46,36 @@ def name_and_number(after: str | None) -> tuple[str, int]:
 def name_and_numbers(after: str | None) -> tuple[str, int, int]:
     if after is None:
         return "", 0, 0
-    first, _, number = after.rpartition(_SEPARATOR)
+    first, _, number = after.rpartition(SEPARATOR)
     name, attempt = name_and_number(first)
-    return name, attempt, name_and_number(f"{_SEPARATOR}{number}")[1]
+    return name, attempt, name_and_number(f"{SEPARATOR}{number}")[1]
 
 
 def moment_and_id(after: str | None) -> tuple[datetime, UUID] | None:
     if after is None:
         return None
-    moment, _, name = after.rpartition(_SEPARATOR)
+    moment, _, name = after.rpartition(SEPARATOR)
     try:
         return datetime.fromisoformat(moment), UUID(name)
     except ValueError:
         raise bad_cursor(after) from None
 
 
+def moment_and_name(after: str | None) -> tuple[datetime, str] | None:
+    if after is None:
+        return None
+    moment, _, name = after.partition(SEPARATOR)
+    try:
+        parsed = datetime.fromisoformat(moment)
+    except ValueError:
+        raise bad_cursor(after) from None
+    if parsed.tzinfo is None or not name or "\x00" in name:
+        raise bad_cursor(after)
+    return parsed, name
+
+
 def joined(first: object, second: object) -> str:
-    return f"{first}{_SEPARATOR}{second}"
+    return f"{first}{SEPARATOR}{second}"
 
 
 def bad_cursor(after: str | None) -> InvalidRequest:

@@ -115,8 +115,8 @@ def _mistake(error: Mapping[str, Any], sent: Any, body: type[BaseModel] | None) 
         return _not_json(error, str(sent))
     match error["type"]:
         case "extra_forbidden":
-            known = _fields_at(body, place[1:-1])
-            message = f"unknown field '{place[-1]}'{or_known(str(place[-1]), known)}"
+            names = _fields_at(body, place[1:-1])
+            message = f"unknown field '{place[-1]}'{or_known(str(place[-1]), names)}"
         case "missing" if place == ("body",):
             message = "a body of type application/json is required"
         case "missing":

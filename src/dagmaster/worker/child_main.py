@@ -172,7 +172,7 @@ class ChildContext:
     def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
         saved = self._inbox.request(self.task_id, "load_checkpoints")
         phases = [checkpoints.phase_of(facts) for facts in saved]
-        return checkpoints.last_trusted(phases, is_valid, check, self.logger.warning)
+        return checkpoints.last_valid(phases, is_valid, check, self.logger.warning)
 
     def results(self, page: int = 500) -> Iterator[ChildResult]:
         offset = 0
@@ -197,9 +197,9 @@ def _run_task(task: Frame, inbox: Inbox, loaded: "LoadedHandlers") -> Frame:
 def _call(context: ChildContext, task: Frame, loaded: "LoadedHandlers") -> Frame:
     """Run the handler. Catches every exception, like worker/run does for async handlers."""
     try:
-        plan = loaded.of(task)
-        context.params = params = plan.parse(task["params"])
-        output, metrics = calling.check(plan.call(context, params))
+        handler = loaded.of(task)
+        context.params = params = handler.parse(task["params"])
+        output, metrics = calling.check(handler.call(context, params))
         _limit_memory(None)  # orjson crashes if an allocation fails; what it needs is bounded by the size of an output
         encoded = calling.encode(output)
     except GiveBack:

@@ -208,10 +208,10 @@ class ChildRun:
 
 def error_of_death(exit_code: int | None, peak_mb: float | None, memory_mb: int) -> Unavailable:
     signalled = exit_code is not None and exit_code < 0
-    how = f"was killed by signal {-(exit_code or 0)}" if signalled else f"ended with exit code {exit_code}"
+    end_text = f"was killed by signal {-(exit_code or 0)}" if signalled else f"ended with exit code {exit_code}"
     memory = f" (it had used up to {peak_mb:g} MB)" if peak_mb else ""
     return Unavailable(
-        f"the handler's process {how}{memory}",
+        f"the handler's process {end_text}{memory}",
         code=CHILD_DIED,
         hint=f"{MEMORY_HINT}: its limit is {memory_mb} MB" if _suggests_memory(exit_code) else None,
         exit_code=exit_code,

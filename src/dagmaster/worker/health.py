@@ -56,9 +56,9 @@ class WorkerHealth:
             return Check("claiming", False, "stopping: no more tasks are claimed")
         return Check("claiming", True, "claims tasks while slots are free")
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         info = self._worker.info()
-        held = self._worker.held
+        held_tasks = self._worker.held_tasks
         return {
             "worker_id": info.worker_id,
             "worker_type": info.worker_type,
@@ -72,8 +72,8 @@ class WorkerHealth:
             "processes": self._settings.worker_processes,
             "last_exchange_seconds": age_of(self._worker.exchanged_at),
             "last_renewal_seconds": age_of(self._worker.renewed_at),
-            "running_count": len(held),
-            "running": [_running(task) for task in held[:MAX_LISTED]],
+            "running_count": len(held_tasks),
+            "running": [_running(task) for task in held_tasks[:MAX_LISTED]],
             "children": self._worker.children,
             **self._worker.executor_facts(),
             "counters": info.stats,
@@ -98,20 +98,20 @@ class WorkerHealth:
 
     def _slots(self) -> Iterable[Metric]:
         """How many tasks of each kind the worker may run, and how many it runs, also by queue."""
-        held = self._worker.held
+        held_tasks = self._worker.held_tasks
         slots = {("async",): float(self._settings.worker_slots), ("plain",): float(self._worker.plain_slots)}
         yield gauges("dagmaster_worker_slots", "Tasks that may run at once, by kind of handler", ("kind",), slots)
-        yield gauge("dagmaster_worker_running", "Running tasks", len(held))
+        yield gauge("dagmaster_worker_running", "Running tasks", len(held_tasks))
         limits = {(queue,): float(limit) for queue, limit in self._settings.queue_concurrency.items()}
         if limits:
             yield gauges("dagmaster_worker_queue_slots", "Tasks that may run at once, by queue", ("queue",), limits)
-        queues = dict.fromkeys(self._settings.worker_queue, 0) | Counter(task.context.task.queue for task in held)
+        queues = dict.fromkeys(self._settings.worker_queue, 0) | Counter(task.context.task.queue for task in held_tasks)
         by_queue = {(queue,): float(count) for queue, count in queues.items()}
         yield gauges("dagmaster_worker_queue_running", "Running tasks, by queue", ("queue",), by_queue)
 
 
-def _running(held: "HeldTask") -> dict[str, Any]:
-    task, seconds = held.context.task, held.seconds
+def _running(held_task: "HeldTask") -> dict[str, Any]:
+    task, seconds = held_task.context.task, held_task.seconds
     return {
         "task_id": task.task_id,
         "job_id": task.job_id,

@@ -35,7 +35,7 @@ class LeaseKeeper:
     def __init__(
         self,
         ledger: WorkerLedger,
-        held: HeldTasks,
+        held_tasks: HeldTasks,
         *,
         lease_seconds: float,
         renew_seconds: float,
@@ -43,7 +43,7 @@ class LeaseKeeper:
         rng: random.Random | None = None,
     ) -> None:
         self._ledger = ledger
-        self._held = held
+        self._held_tasks = held_tasks
         self._lease_seconds = lease_seconds
         self._renew_seconds = renew_seconds
         self._progress_seconds = progress_seconds
@@ -83,14 +83,14 @@ class LeaseKeeper:
         return True
 
     async def _renew(self, is_due: bool) -> None:
-        info = self._held.info()
-        running = self._held.all_tasks() if is_due else self._held.with_updates()
+        info = self._held_tasks.info()
+        running = self._held_tasks.all_tasks() if is_due else self._held_tasks.with_updates()
         if running:
             lost_ids = await self._ledger.renew(info.worker_id, list(running), lease_seconds=self._lease_seconds)
             if lost_ids:
-                self._held.on_lost(lost_ids)
-        if self._held.all_tasks() and (stop_ids := await self._ledger.take_stops(info.worker_id)):
-            self._held.on_stop(stop_ids)
+                self._held_tasks.on_lost(lost_ids)
+        if self._held_tasks.all_tasks() and (stop_ids := await self._ledger.take_stops(info.worker_id)):
+            self._held_tasks.on_stop(stop_ids)
         if is_due:
             await self._ledger.beat_worker(info)
             self.renewed_at = time.monotonic()

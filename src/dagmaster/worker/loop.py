@@ -180,7 +180,7 @@ class Worker:
         self._light_handlers = tuple(sorted(set(registry) - self._heavy_names))
         self._keeper = self._lease_keeper(lease_ledger or ledger, progress_seconds)
 
-        self._held: dict[str, HeldTask] = {}
+        self._held_tasks: dict[str, HeldTask] = {}
         self._light_running = 0
         self._suspects: dict[str, TaskMessage] = {}  # claimed; started when no other task runs
         self._running_suspect: str | None = None  # its task id
@@ -199,12 +199,12 @@ class Worker:
 
     def _lease_keeper(self, ledger: WorkerLedger, progress_seconds: float) -> heartbeat.LeaseKeeper:
         settings = self._settings
-        held = heartbeat.HeldTasks(
+        held_tasks = heartbeat.HeldTasks(
             self._held_now, self._held_with_updates, self.info, self._lose, self._stop_on_request
         )
         return heartbeat.LeaseKeeper(
             ledger,
-            held,
+            held_tasks,
             lease_seconds=settings.task_lease_sec,
             renew_seconds=settings.lease_renew_sec,
             progress_seconds=progress_seconds,
@@ -225,13 +225,13 @@ class Worker:
 
     def stop_now(self) -> None:
         """End the grace period now: running handlers are killed and their tasks returned, which uses up no retry."""
-        _log.warning("worker stops immediately", running=len(self._held))
+        _log.warning("worker stops immediately", running=len(self._held_tasks))
         self.stop(grace_seconds=0)
 
     @property
-    def held(self) -> tuple[HeldTask, ...]:
+    def held_tasks(self) -> tuple[HeldTask, ...]:
         """Safe from other threads: copying is atomic under the interpreter's lock."""
-        return tuple(self._held.values())
+        return tuple(self._held_tasks.values())
 
     @property
     def is_stopping(self) -> bool:
@@ -252,14 +252,14 @@ class Worker:
         return self._settings.worker_processes if slots is None else slots
 
     def executor_facts(self) -> dict[str, Any]:
-        return self._executor.about()
+        return self._executor.details()
 
     @property
     def running(self) -> list[TaskMessage]:
-        return [held.context.task for held in self._held.values()]
+        return [held_task.context.task for held_task in self._held_tasks.values()]
 
     def info(self) -> WorkerInfo:
-        stats = asdict(self.counters) | {"running": len(self._held), "unreported": len(self._finished)}
+        stats = asdict(self.counters) | {"running": len(self._held_tasks), "unreported": len(self._finished)}
         stats |= {
             "started_per_minute": self._started.per_minute(),
             "finished_per_minute": self._ended.per_minute(),
@@ -284,7 +284,7 @@ class Worker:
         _log.info("worker stopped", **asdict(self.counters))
 
     async def _clean_up(self, keeper: asyncio.Task[None]) -> None:
-        tasks: list[asyncio.Task[Any]] = [keeper, *(held.asyncio_task for held in self._held.values())]
+        tasks: list[asyncio.Task[Any]] = [keeper, *(held_task.asyncio_task for held_task in self._held_tasks.values())]
         if self._receiving:
             tasks.append(self._receiving)
         for task in tasks:
@@ -301,8 +301,8 @@ class Worker:
         """
         self._executor.end_now()  # before another worker can claim the same tasks
         ledger = open_ledger()
-        held = [task.context for task in self.held if not task.is_lost]
-        reports = [_failed(each.task, error) if each is blocking_task else _returned(each.task) for each in held]
+        contexts = [task.context for task in self.held_tasks if not task.is_lost]
+        reports = [_failed(each.task, error) if each is blocking_task else _returned(each.task) for each in contexts]
         reports += [_returned(task) for task in tuple(self._suspects.values())]
         finished = [*self._in_flight, *self._finished]
         await self._report_all(ledger, [Finished(report, 1000) for report in reports])
@@ -332,9 +332,9 @@ class Worker:
             await self._wait_for_work(demand)
 
     def _demand(self) -> Demand:
-        if self._suspects or self._running_suspect in self._held:
+        if self._suspects or self._running_suspect in self._held_tasks:
             return Demand(self._settings.worker_queue)
-        heavy_running = len(self._held) - self._light_running
+        heavy_running = len(self._held_tasks) - self._light_running
         light = self._settings.worker_slots - self._light_running if self._light_handlers else 0
         heavy = self.plain_slots - heavy_running if self._heavy_handlers else 0
         light, heavy = max(0, min(light, MAX_CLAIM)), max(0, min(heavy, MAX_CLAIM))
@@ -344,7 +344,7 @@ class Worker:
 
     def _limited_demand(self, light: int, heavy: int) -> Demand:
         """The demand without queues of which this worker already runs as many tasks as it may."""
-        running = Counter(held.context.task.queue for held in self._held.values())
+        running = Counter(held_task.context.task.queue for held_task in self._held_tasks.values())
         free_slots = {queue: limit - running[queue] for queue, limit in self._queue_limits.items()}
         queues = tuple(queue for queue in self._settings.worker_queue if free_slots.get(queue, 1) > 0)
         if not queues:
@@ -564,12 +564,12 @@ class Worker:
 
     def _start_one(self, task: TaskMessage, loop: asyncio.AbstractEventLoop) -> HeldTask:
         context = TaskContext(task, self._payloads_of(task), self._database, self._resources)
-        held = HeldTask(context, task.handler not in self._heavy_names)
-        self._held[held.task_id] = held
-        self._light_running += held.is_light
-        held.asyncio_task = loop.create_task(self._runner.run(held.context))
-        held.asyncio_task.add_done_callback(partial(self._on_done, held))
-        return held
+        held_task = HeldTask(context, task.handler not in self._heavy_names)
+        self._held_tasks[held_task.task_id] = held_task
+        self._light_running += held_task.is_light
+        held_task.asyncio_task = loop.create_task(self._runner.run(held_task.context))
+        held_task.asyncio_task.add_done_callback(partial(self._on_done, held_task))
+        return held_task
 
     def _is_suspect(self, task: TaskMessage) -> bool:
         """Whether the task may be the cause of its losses, and could end this worker with its other tasks."""
@@ -586,12 +586,12 @@ class Worker:
     def _start_or_return_suspects(self) -> None:
         """Start the next suspect if no other task runs; return all of them when they have waited too long."""
         loop = asyncio.get_running_loop()
-        if not self._held and not self._finished:
+        if not self._held_tasks and not self._finished:
             task = self._suspects.pop(next(iter(self._suspects)))
             self._suspected_at = loop.time()
             self._running_suspect = task.task_id
-            held = self._start_one(task, loop)
-            loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, [held])
+            held_task = self._start_one(task, loop)
+            loop.call_later(SHOW_RUNNING_SECONDS, self._show_running, [held_task])
         elif loop.time() - self._suspected_at > SUSPECT_SECONDS:
             self._return_suspects()
 
@@ -600,36 +600,36 @@ class Worker:
         for task in suspects.values():
             self._finish(task, _returned(task), 4)
 
-    def _on_done(self, held: HeldTask, ended: asyncio.Task[tuple[Report, int]]) -> None:
-        if self._held.pop(held.task_id, None) is None:
+    def _on_done(self, held_task: HeldTask, ended: asyncio.Task[tuple[Report, int]]) -> None:
+        if self._held_tasks.pop(held_task.task_id, None) is None:
             return  # abandoned while it still ran; its task was returned
-        self._light_running -= held.is_light
+        self._light_running -= held_task.is_light
         self._wake.set()
-        if held.is_lost:
+        if held_task.is_lost:
             return
         faults.reach("worker.after-handler")
-        task = held.context.task
+        task = held_task.context.task
         if ended.cancelled():
             self._finish(task, _returned(task), 4)
         elif error := ended.exception():
-            _log.error("a bug in the worker ended a task", task_id=held.task_id, exc_info=error)
+            _log.error("a bug in the worker ended a task", task_id=held_task.task_id, exc_info=error)
             self._finish(task, _failed_by_bug(task, error), 1000)
         else:
             report, size_bytes = ended.result()
-            self._measure(held, report)
+            self._measure(held_task, report)
             self._finish(task, report, size_bytes)
             if report.error and report.error["code"] in _UNSUITABLE:
-                self._withdraw(task.handler, report.error)
+                self._stop_claiming(task.handler, report.error)
 
-    def _measure(self, held: HeldTask, report: Report) -> None:
+    def _measure(self, held_task: HeldTask, report: Report) -> None:
         """Count the attempt in the metrics. Its handler is in the registry: other tasks are not claimed."""
         outcome = "failed" if report.error else report.status.value
-        self.durations.observe((held.context.task.handler, outcome), held.seconds)
+        self.durations.observe((held_task.context.task.handler, outcome), held_task.seconds)
         if report.error:
             self.counters.storage_errors += str(report.error.get("code")).startswith("storage.")
             self.counters.memory_kills += is_memory_failure(report.error)
 
-    def _withdraw(self, handler: str, error: Mapping[str, Any]) -> None:
+    def _stop_claiming(self, handler: str, error: Mapping[str, Any]) -> None:
         """Stop claiming tasks of a handler that cannot be loaded here, or that needs a database which this worker does
         not have; another worker may be able to run it."""
         _log.error(
@@ -658,7 +658,7 @@ class Worker:
 
     def _show_running(self, batch: Sequence[HeldTask]) -> None:
         """Notify the owners of tasks that still run, so that their nodes show `running`."""
-        if any(not held.asyncio_task.done() for held in batch):
+        if any(not held_task.asyncio_task.done() for held_task in batch):
             self._notifier.notify(RESULTS)
 
     # Leases
@@ -667,27 +667,31 @@ class Worker:
         """Running tasks, suspects that wait, and finished tasks that are not reported yet: none of their leases may
         expire, not even during an outage."""
         waiting = [*self._in_flight, *self._finished]
-        running = [held.context.running() for held in self._held.values() if not held.is_lost]
+        running = [held_task.context.running() for held_task in self._held_tasks.values() if not held_task.is_lost]
         running += [Running(task.job_id, task.node_id, task.attempt) for task in self._suspects.values()]
         return running + [Running(item.report.job_id, item.report.node_id, item.report.attempt) for item in waiting]
 
     def _held_with_updates(self) -> Collection[Running]:
-        return [held.context.running() for held in self._held.values() if held.context.has_updates and not held.is_lost]
+        return [
+            held_task.context.running()
+            for held_task in self._held_tasks.values()
+            if held_task.context.has_updates and not held_task.is_lost
+        ]
 
     def _lose(self, task_ids: Iterable[str]) -> None:
         """Stop tasks that another worker holds by now. Reports that are already finished are still sent; the ledger
         ignores them."""
         for task_id in task_ids:
             self._suspects.pop(task_id, None)
-            held = self._held.get(task_id)
-            if held is None or held.is_lost:
+            held_task = self._held_tasks.get(task_id)
+            if held_task is None or held_task.is_lost:
                 continue
-            held.is_lost = True
+            held_task.is_lost = True
             self.counters.lost_tasks += 1
             _log.warning("this worker no longer holds a task; stopping it", task_id=task_id)
-            held.context.cancel()
-            if held.is_light:
-                held.asyncio_task.cancel()
+            held_task.context.cancel()
+            if held_task.is_light:
+                held_task.asyncio_task.cancel()
 
     def _stop_on_request(self, task_ids: Iterable[str]) -> None:
         """Ask handlers to stop. After the grace period async handlers are cancelled, and the executor kills plain
@@ -696,13 +700,13 @@ class Worker:
             if task := self._suspects.pop(task_id, None):
                 self._finish(task, _returned(task), 4)
                 self._wake.set()
-            held = self._held.get(task_id)
-            if held is None or held.context.cancelled:
+            held_task = self._held_tasks.get(task_id)
+            if held_task is None or held_task.context.cancelled:
                 continue
             _log.info("stopping a task on request", task_id=task_id)
-            held.context.cancel()
-            if held.is_light:
-                asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, held.asyncio_task.cancel)
+            held_task.context.cancel()
+            if held_task.is_light:
+                asyncio.get_running_loop().call_later(CANCEL_GRACE_SECONDS, held_task.asyncio_task.cancel)
 
     # Stopping
 
@@ -710,13 +714,13 @@ class Worker:
         """Wait for handlers during the grace period, cancel the remaining ones, report everything."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        _log.info("worker is stopping", running=len(self._held), grace_seconds=self._grace_seconds)
+        _log.info("worker is stopping", running=len(self._held_tasks), grace_seconds=self._grace_seconds)
         self._return_suspects()
-        for held in self._held.values():
-            held.context.shut_down()
+        for held_task in self._held_tasks.values():
+            held_task.context.shut_down()
         await self._await_handlers(lambda: started + self._grace_seconds - self._grace_margin)
-        for held in self._held.values():
-            held.asyncio_task.cancel()
+        for held_task in self._held_tasks.values():
+            held_task.asyncio_task.cancel()
         cancelled_at = loop.time()
         await self._await_handlers(
             lambda: cancelled_at + (STOPPING_SECONDS if self._has_heavy_tasks else UNRESPONSIVE_SECONDS)
@@ -731,13 +735,13 @@ class Worker:
 
     @property
     def _has_heavy_tasks(self) -> bool:
-        return len(self._held) > self._light_running
+        return len(self._held_tasks) > self._light_running
 
     async def _await_handlers(self, deadline: Callable[[], float]) -> None:
-        """Wait until all handlers have ended or the deadline, which may be moved closer meanwhile."""
+        """Wait until all handlers have ended, or until the deadline, which may be moved closer meanwhile."""
         no_demand = Demand(self._settings.worker_queue)
         loop = asyncio.get_running_loop()
-        while self._held and loop.time() < deadline():
+        while self._held_tasks and loop.time() < deadline():
             self._wake.clear()
             if self._finished:
                 await self._exchange(no_demand)
@@ -748,11 +752,11 @@ class Worker:
 
     def _abandon_unresponsive(self) -> None:
         """Return the tasks of async handlers that ignore their cancellation; they end with the process."""
-        unresponsive, self._held = self._held, {}
-        for held in unresponsive.values():
-            _log.error("a handler ignores its cancellation", task_id=held.task_id)
-            if not held.is_lost:
-                self._finish(held.context.task, _returned(held.context.task), 4)
+        unresponsive, self._held_tasks = self._held_tasks, {}
+        for held_task in unresponsive.values():
+            _log.error("a handler ignores its cancellation", task_id=held_task.task_id)
+            if not held_task.is_lost:
+                self._finish(held_task.context.task, _returned(held_task.context.task), 4)
 
     async def _report_remaining(self, deadline: float) -> None:
         no_demand = Demand(self._settings.worker_queue)

@@ -56,12 +56,12 @@ RETURNED = Outcome(TaskStatus.RETURNED)
 CANCELLED = Outcome(TaskStatus.CANCELLED)
 
 
-def succeeded(returned: HandlerOutput) -> Outcome:
+def succeeded(result: HandlerOutput) -> Outcome:
     """What a handler returned, in the form that is reported."""
-    size = len(returned.encoded)
+    size = len(result.encoded)
     if size <= INLINE_BYTES:
-        return Outcome(TaskStatus.SUCCEEDED, returned.output, None, returned.metrics, size)
-    return Outcome(TaskStatus.SUCCEEDED, metrics=returned.metrics, encoded=returned.encoded)
+        return Outcome(TaskStatus.SUCCEEDED, result.output, None, result.metrics, size)
+    return Outcome(TaskStatus.SUCCEEDED, metrics=result.metrics, encoded=result.encoded)
 
 
 def failed(error: BaseException, *, metrics: dict[str, Any] | None = None) -> Outcome:

@@ -2,7 +2,7 @@
 
 A child is a runner of handlers and its supervisor, which kills everything that the handler started once the runner has
 ended for any reason (see `supervisor`). A timeout kills it with SIGKILL, because a hung C call reacts to nothing else.
-If the supervisor itself was stopped or killed, the worker kills it, and finds the processes that it leaves by a marker.
+If the supervisor itself was stopped or killed, the worker kills it, and uses a marker to find the processes it leaves.
 
     start ─▶ idle ─▶ busy ─▶ idle …      after `recycle_after` tasks, or if it is too large: killed and replaced
                        └──▶ killed       timed out, ignored a stop, died, sent an invalid frame
@@ -222,7 +222,7 @@ class Pool:
     async def start(self, _on_more_slots: Callable[[], None] | None = None, /) -> None:
         """Children are started when tasks need them. The number of slots does not change."""
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         return {"executor": "processes"}
 
     async def run(

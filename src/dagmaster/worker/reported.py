@@ -22,9 +22,9 @@ _MAX_INTEGER = 1 << 63
 
 def text(value: object, limit: int, *, keep_end: bool = False) -> str:
     """The text of a value, without secrets, valid for jsonb and no longer than the limit."""
-    whole = value if type(value) is str else text_of(value)
+    full = value if type(value) is str else text_of(value)
     # Redact before the final cut: a cut through a secret would hide the rest of it from the pattern.
-    excerpt = whole[-limit - MAX_SECRET_LENGTH :] if keep_end else whole[: limit + MAX_SECRET_LENGTH]
+    excerpt = full[-limit - MAX_SECRET_LENGTH :] if keep_end else full[: limit + MAX_SECRET_LENGTH]
     clean = redact(excerpt).replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
     if len(clean) <= limit:
         return clean

@@ -37,7 +37,7 @@ class Runner:
         self._traced_children = traced_children
         self._registry = registry
         self._executor = executor
-        self._plans: dict[str, calling.ResolvedHandler] = {}
+        self._handlers: dict[str, calling.ResolvedHandler] = {}
 
     def run(self, context: TaskContext) -> Coroutine[Any, Any, tuple[Report, int]]:
         """The report of one attempt, and its size in bytes."""
@@ -94,13 +94,13 @@ class Runner:
             raise Unavailable(f"this worker cannot run the task: {error.message}", code=calling.UNLOADABLE) from None
 
     async def _run_async(self, registration: Registration, task: TaskMessage, context: TaskContext) -> Outcome:
-        plan = self._plan(registration)
-        context.params = params = plan.parse(task.params)
+        handler = self._handler(registration)
+        context.params = params = handler.parse(task.params)
         HANDLING.set(context)
         deadline = asyncio.timeout(task.timeout_seconds)
         try:
             async with deadline:
-                value = await plan.call(context, params)
+                value = await handler.call(context, params)
         except TimeoutError:
             if not deadline.expired():
                 raise  # a timeout that the handler itself has set
@@ -109,11 +109,11 @@ class Runner:
             raise TimedOut(f"the handler was stopped after its timeout of {seconds:g} s", timeout_seconds=seconds)
         return succeeded(calling.accept(value))
 
-    def _plan(self, registration: Registration) -> calling.ResolvedHandler:
-        plan = self._plans.get(registration.name)
-        if plan is None:
-            plan = self._plans[registration.name] = calling.resolve(registration)
-        return plan
+    def _handler(self, registration: Registration) -> calling.ResolvedHandler:
+        handler = self._handlers.get(registration.name)
+        if handler is None:
+            handler = self._handlers[registration.name] = calling.resolve(registration)
+        return handler
 
 
 async def _stored(outcome: Outcome, encoded: Encoded, context: TaskContext) -> Outcome:

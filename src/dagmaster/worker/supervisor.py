@@ -29,9 +29,8 @@ ALL_DEAD = b"."  # the supervisor's confirmation that every process has ended
 def main(channel: int, lifeline: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _adopt_orphans()
-    _signal_when_parent_dies(
-        signal.SIGCONT
-    )  # wakes a supervisor that a handler has stopped, so that it sees the lifeline close
+    # Wakes a supervisor that a handler has stopped, so that it sees the lifeline close.
+    _signal_when_parent_dies(signal.SIGCONT)
     supervisor = os.getpid()
     runner = os.fork()
     if runner:

@@ -26,7 +26,7 @@ class ReportThrottle:
         self._lock = threading.RLock()  # a signal handler may log, too
         self._progress: tuple[float | None, str | None, dict[str, int]] | None = None
         self._progress_at = 0.0  # when progress may be sent again
-        self._held: deque[bytes] = deque(maxlen=LINES_A_SECOND)
+        self._delayed: deque[bytes] = deque(maxlen=LINES_A_SECOND)
         self._dropped = 0
         self._lines_left = LINES_A_SECOND  # lines that may still be sent in this second
         self._second_ends = 0.0
@@ -45,7 +45,7 @@ class ReportThrottle:
     def flush(self) -> None:
         """Send progress and log lines that were held back."""
         with self._lock:
-            self._send_held()
+            self._send_delayed()
             self._send_progress()
 
     def _send_progress(self) -> None:
@@ -59,23 +59,23 @@ class ReportThrottle:
         if now >= self._second_ends:
             self._second_ends = now + 1.0
             self._lines_left = LINES_A_SECOND
-            self._send_held()
+            self._send_delayed()
         if self._lines_left:
             self._lines_left -= 1
             self._channel.send_packed(line)
         else:
-            self._dropped += len(self._held) == LINES_A_SECOND
-            self._held.append(line)
+            self._dropped += len(self._delayed) == LINES_A_SECOND
+            self._delayed.append(line)
 
-    def _send_held(self) -> None:
+    def _send_delayed(self) -> None:
         if self._dropped:
             details = self._line(
                 "warning", "too many log lines in a second; some were dropped", {"lines": self._dropped}
             )
             self._channel.send_packed(details)
         self._dropped = 0
-        while self._held:
-            self._channel.send_packed(self._held.popleft())
+        while self._delayed:
+            self._channel.send_packed(self._delayed.popleft())
 
     def _line(self, level: str, event: str, details: dict[str, Any]) -> bytes:
         return self._packed({"kind": "log", "level": level, "event": event, "facts": details})

@@ -163,10 +163,10 @@ def _with_suggestions(workflow: Workflow, edges: graph.Edges, suggestions: Mappi
 
 
 def _unknown_names(case: Case) -> Iterator[WorkflowProblem]:
-    known = case.workflow.nodes
-    for node_id, node in known.items():
+    nodes = case.workflow.nodes
+    for node_id, node in nodes.items():
         for path, name in _references(node):
-            if name not in known:
+            if name not in nodes:
                 field = next(part for part in reversed(path) if isinstance(part, str))
                 hint = f"; did you mean '{case.suggestions[name]}'?" if case.suggestions.get(name) else ""
                 yield case.problem(f"`{field}` names '{name}', which does not exist{hint}", "nodes", node_id, *path)
@@ -286,10 +286,10 @@ def _dead_ends(case: Case) -> Iterator[WorkflowProblem]:
             yield case.problem("no path leads from here to an end; add a `next`", "nodes", node_id, key=True)
 
 
-def _has_wrong_targets(node: AnyNode, known: Collection[str]) -> bool:
+def _has_wrong_targets(node: AnyNode, node_ids: Collection[str]) -> bool:
     """Whether the targets of this node are wrong and reported by another rule."""
     targets = graph.targets(node)
-    return any(name not in known for name in targets) or (isinstance(node, ConditionalNode) and not targets)
+    return any(name not in node_ids for name in targets) or (isinstance(node, ConditionalNode) and not targets)
 
 
 # --- kinds of nodes --------------------------------------------------------------------------------------------------
@@ -520,17 +520,17 @@ def _conditional_templates(node: ConditionalNode, path: Path) -> Iterator[_Templ
 def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[str]) -> Iterator[WorkflowProblem]:
     for name in sorted(compiled.names - names):
         if name == "value":
-            why = "exists only in the conditions of branches"
+            problem = "exists only in the conditions of branches"
         elif "index" not in names:
-            why = "exists only in the task and the label of a fan_out"
+            problem = "exists only in the task and the label of a fan_out"
         elif not names & {"item", "items"}:
-            why = "does not exist with results_of: the handler reads its slice with `ctx.results()`"
+            problem = "does not exist with results_of: the handler reads its slice with `ctx.results()`"
         else:
             other = "items" if name == "item" else "item"
-            why = (
+            problem = (
                 f"does not exist here: {'with' if other == 'items' else 'without'} batch_size, children have `{other}`"
             )
-        yield case.problem(f"`{name}` {why}", *path)
+        yield case.problem(f"`{name}` {problem}", *path)
 
 
 def _foreign_inputs(case: Case, path: Path, compiled: Compiled) -> Iterator[WorkflowProblem]:

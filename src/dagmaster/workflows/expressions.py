@@ -172,9 +172,9 @@ class Compiled:
 
 
 def too_slow(text: str, seconds: float) -> TemplateFailed:
-    what = f"`{_short(text)}`" if text else "a template"
+    subject = f"`{_short(text)}`" if text else "a template"
     return TemplateFailed(
-        f"{what} takes longer than {seconds:g} s of processor time",
+        f"{subject} takes longer than {seconds:g} s of processor time",
         code="template.too-slow",
         hint="move the work into a handler",
         expression=_short(text),
@@ -538,8 +538,8 @@ def _compiling(text: str) -> Iterator[None]:
     except (TemplateError, Refused, ValueError, RecursionError, SyntaxError, MemoryError) as error:
         # Python's own parser gives up on deep nesting with one of the last two.
         deep = isinstance(error, RecursionError | SyntaxError | MemoryError)
-        why = "it is nested too deeply" if deep else str(error)
-        raise TemplateInvalid(f"`{_short(text)}` is not valid: {why}", expression=_short(text)) from None
+        reason = "it is nested too deeply" if deep else str(error)
+        raise TemplateInvalid(f"`{_short(text)}` is not valid: {reason}", expression=_short(text)) from None
 
 
 @contextmanager

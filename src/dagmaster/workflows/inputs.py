@@ -25,8 +25,8 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
 
     An input that is submitted as null counts as not submitted.
     """
-    given = {name: value for name, value in submitted.items() if value is not None or name not in workflow.inputs}
-    all_faults = ((name, fault) for name in (*workflow.inputs, *given) if (fault := _fault(workflow, name, given)))
+    inputs = {name: value for name, value in submitted.items() if value is not None or name not in workflow.inputs}
+    all_faults = ((name, fault) for name in (*workflow.inputs, *inputs) if (fault := _fault(workflow, name, inputs)))
     faults = dict(islice(all_faults, MAX_FAULTS))
     if faults:
         raise InvalidRequest(
@@ -37,7 +37,7 @@ def check_inputs(workflow: Workflow, submitted: dict[str, Any]) -> dict[str, Any
             workflow_id=workflow.workflow_id,
         )
     defaults = {name: declared.default for name, declared in workflow.inputs.items() if declared.has_default}
-    return {**defaults, **given}
+    return {**defaults, **inputs}
 
 
 def refuse_reserved(workflow: Workflow, submitted: dict[str, Any]) -> None:
@@ -88,13 +88,13 @@ def _texts_in(value: Any) -> Iterator[str]:
             yield from _texts_in(part)
 
 
-def _fault(workflow: Workflow, name: str, given: dict[str, Any]) -> str | None:
+def _fault(workflow: Workflow, name: str, inputs: dict[str, Any]) -> str | None:
     declared = workflow.inputs.get(name)
     if declared is None:
         return f"'{name}' is not an input{did_you_mean(name, workflow.inputs)}"
-    if name not in given:
+    if name not in inputs:
         return f"'{name}' is required ({declared.type})" if declared.required and not declared.has_default else None
-    return value_error(name, declared, given[name])
+    return value_error(name, declared, inputs[name])
 
 
 def value_error(name: str, declared: Input, value: Any) -> str | None:

@@ -163,8 +163,8 @@ def _resolve(alias: Alias, workflows: Mapping[str, Workflow], file: str) -> Work
 def _add(loaded: Loaded, workflow: Workflow, file: str) -> None:
     name = workflow.workflow_id
     if name in loaded.workflows:
-        taken = f"workflow_id '{name}' is already taken by {loaded.files[name]}; rename one of them"
-        raise InvalidWorkflow(file, [WorkflowProblem(taken)])
+        message = f"workflow_id '{name}' is already taken by {loaded.files[name]}; rename one of them"
+        raise InvalidWorkflow(file, [WorkflowProblem(message)])
     loaded.workflows[name] = workflow
     loaded.files[name] = file
 
@@ -254,7 +254,7 @@ class _Fault:
     of_key: bool
     message: str
     expected: str
-    given: Any
+    value: Any
 
     @property
     def name(self) -> str:
@@ -303,14 +303,14 @@ def _path(loc: tuple[str | int, ...], value: Any, *, missing: bool) -> Path:
 
 
 def _report(shape: _Shape, document: Document, fault: _Fault, value: dict[str, Any]) -> None:
-    known = _fields_of(fault.path, value)
+    field_names = _fields_of(fault.path, value)
     place = document.place(fault.path, key=fault.of_key or fault.kind == "extra_forbidden" or _is_node(fault))
     if fault.kind == "missing":
         place = document.place(fault.path[:-1], key=True)
-    shape.problems.append(WorkflowProblem(_message(fault, known), *place, node=fault.node))
+    shape.problems.append(WorkflowProblem(_message(fault, field_names), *place, node=fault.node))
     if fault.node:
         shape.broken.add(fault.node)
-    if _touches_edges(fault, known):
+    if _touches_edges(fault, field_names):
         shape.edges_known = False
 
 
@@ -318,47 +318,45 @@ def _is_node(fault: _Fault) -> bool:
     return len(fault.path) == 2 and fault.path[0] == "nodes"
 
 
-def _touches_edges(fault: _Fault, known: Collection[str]) -> bool:
+def _touches_edges(fault: _Fault, field_names: Collection[str]) -> bool:
     if fault.path[:1] != ("nodes",):
         return False
     if fault.kind == "extra_forbidden":
-        return nearest(fault.name, known) in {None, *_EDGE_FIELDS}
+        return nearest(fault.name, field_names) in {None, *_EDGE_FIELDS}
     return len(fault.path) <= 2 or any(step in _EDGE_FIELDS for step in fault.path[2:])
 
 
-def _message(fault: _Fault, known: Collection[str]) -> str:
+def _message(fault: _Fault, field_names: Collection[str]) -> str:
     match fault.kind:
         case "extra_forbidden":
             return (
                 f"unknown field '{fault.name}'"
-                f"{did_you_mean(fault.name, known) or '; known names are ' + ', '.join(known)}"
+                f"{did_you_mean(fault.name, field_names) or '; known names are ' + ', '.join(field_names)}"
             )
         case "missing":
             return f"the field '{fault.name}' is missing"
         case "union_tag_not_found":
             return "needs a `type` (or a `handler`, which makes it a task)"
         case "union_tag_invalid":
-            given = fault.given.get("type") if isinstance(fault.given, dict) else None
-            return (
-                f"unknown type '{given}'{did_you_mean(str(given), _KINDS) or '; known names are ' + ', '.join(_KINDS)}"
-            )
+            kind = fault.value.get("type") if isinstance(fault.value, dict) else None
+            return f"unknown type '{kind}'{did_you_mean(str(kind), _KINDS) or '; known names are ' + ', '.join(_KINDS)}"
         case "string_pattern_mismatch" if fault.path == ("workflow_id",):
-            return f"'{fault.given}' is not a name: a letter, then up to 63 letters, digits, _, . or -"
+            return f"'{fault.value}' is not a name: a letter, then up to 63 letters, digits, _, . or -"
         case "string_pattern_mismatch" if fault.path[:1] == ("nodes",):
-            return f"'{fault.given}' is not a name: a letter, then up to 63 letters, digits, _ or -"
+            return f"'{fault.value}' is not a name: a letter, then up to 63 letters, digits, _ or -"
     return _wrong_value(fault)
 
 
 def _wrong_value(fault: _Fault) -> str:
     field = next((str(step) for step in reversed(fault.path) if isinstance(step, str)), "the file")
-    shown = orjson.dumps(fault.given).decode()[:60]
+    shown = orjson.dumps(fault.value).decode()[:60]
     if field in _EXPECTED_VALUES:
         return f"`{field}` {_EXPECTED_VALUES[field]}, not {shown}"
     if fault.kind in {"enum", "literal_error"}:
-        guess = did_you_mean(str(fault.given), fault.expected.replace("'", "").replace(" or ", ", ").split(", "))
+        guess = did_you_mean(str(fault.value), fault.expected.replace("'", "").replace(" or ", ", ").split(", "))
         return f"`{field}` must be {fault.expected}, not {shown}{guess}"
     message = fault.message.removeprefix("Input should be ").removeprefix("Value error, ")
-    hint = "; put it in quotes" if fault.kind == "string_type" and isinstance(fault.given, int | float) else ""
+    hint = "; put it in quotes" if fault.kind == "string_type" and isinstance(fault.value, int | float) else ""
     return f"`{field}` must be {message}, not {shown}{hint}"
 
 

@@ -15,17 +15,17 @@ _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 _MAX_DEPTH, _OUTER_LEVELS = 204, 50
 
 
-def encode(value: Any, what: str) -> bytes:
-    """The value as JSON text. Raises InvalidRequest if it cannot be stored. `what` names it in the error: "the inputs",
+def encode(value: Any, noun: str) -> bytes:
+    """The value as JSON text. Raises InvalidRequest if it cannot be stored. `noun` names it in the error: "the inputs",
     "its params"."""
     try:
         text = orjson.dumps(value)
         if len(text) > 2 * _MAX_DEPTH and text.count(b"[") + text.count(b"{") > _MAX_DEPTH:
             orjson.dumps(_nested(value))
     except (TypeError, RecursionError) as error:
-        raise InvalidRequest(f"{what} cannot be stored as JSON: {error}", code="value.not-json") from error
+        raise InvalidRequest(f"{noun} cannot be stored as JSON: {error}", code="value.not-json") from error
     if _NUL.search(text):
-        raise InvalidRequest(f"{what} cannot be stored: NUL characters are not supported", code="value.nul")
+        raise InvalidRequest(f"{noun} cannot be stored: NUL characters are not supported", code="value.nul")
     return text
 
 

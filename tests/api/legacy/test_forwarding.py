@@ -37,7 +37,7 @@ async def test_submissions_are_forwarded_by_their_shares_and_unknown_jobs_are_re
             own = await ok(client.get(submitted["status_url"]))
 
     assert (forwarded["job_id"], forwarded["served_by"], forwarded["servedBy"]) == (OLD_ID, "legacy", "legacy")
-    assert [answer["served_by"] for answer in (submitted, unlisted, own)] == ["dagmaster"] * 3
+    assert [response["served_by"] for response in (submitted, unlisted, own)] == ["dagmaster"] * 3
     assert (status["jobId"], status["served_by"]) == (OLD_ID, "legacy")
     assert (retried["status"], retried["served_by"]) == ("stage_retry_initiated", "legacy")
     assert tasks["tasks"] == [{"task_id": "8d471f99635793f6", "score": None}]
@@ -67,7 +67,7 @@ async def test_credentials_of_the_caller_are_not_forwarded_and_forwarding_requir
                 await client.post(f"/api/jobs/retry-stage/{OLD_ID}/1", headers=bearer(author)),
             ]
 
-    assert [answer.status_code for answer in refused] == [401, 403, 401, 403]
+    assert [response.status_code for response in refused] == [401, 403, 401, 403]
     assert len(old.received) == 1
     sent = str(old.received)
     assert operator not in sent
@@ -134,7 +134,7 @@ async def test_an_old_system_that_is_down_is_reported_and_jobs_of_this_platform_
         submitted = await ok(client.post("/api/jobs/submit/hello_world", json={"name": "x"}))
         status = await ok(client.get(submitted["status_url"]))
 
-    assert [(answer.status_code, answer.json()["code"]) for answer in (down, unknown)] == [
+    assert [(response.status_code, response.json()["code"]) for response in (down, unknown)] == [
         (503, "legacy.unreachable")
     ] * 2
     assert "retry-after" in down.headers

@@ -227,7 +227,7 @@ async def test_two_files_of_one_old_collection_become_two_datasets(kit: Kit, tmp
 
 async def test_responses_to_invalid_requests_have_the_fields_that_old_clients_read(kit: Kit, tmp_path):
     async with api(kit.dsn, storage_folder=tmp_path) as client:
-        answers = {
+        responses = {
             "workflow.not-found": await client.post("/api/jobs/submit/nothing", json={}),
             "request.contradiction": await client.post(
                 "/api/jobs/submit/echo_test?resume=true", json={"force_reprocess": True}
@@ -243,8 +243,8 @@ async def test_responses_to_invalid_requests_have_the_fields_that_old_clients_re
         plain = await client.post("/api/jobs/submit/raster_validate", content=b'{"blob_name": "floods.tif"}')
         other = await client.get("/api/v1/jobs/nothing")
 
-    statuses = {code: answer.status_code for code, answer in answers.items()}
-    assert {code: refused_with(answer, statuses[code], code)["code"] for code, answer in answers.items()}
+    statuses = {code: answer.status_code for code, answer in responses.items()}
+    assert {code: refused_with(answer, statuses[code], code)["code"] for code, answer in responses.items()}
     assert set(statuses.values()) == {400, 404}
     assert flag.status_code == 400
     assert dots.status_code in (404, 422)

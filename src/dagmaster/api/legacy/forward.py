@@ -1,8 +1,8 @@
 """Requests to the old system.
 
 The credentials of the caller are not sent, redirects are not followed, and the time and the size of a response are
-limited. A request is sent once: if no response arrives, it is not carried out here instead, because the old system may
-have carried it out.
+limited. A request is sent once: if no response arrives, this platform does not carry it out instead, because
+the old system may have done so.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class OldSystem:
             raise Conflict(
                 "this request needs the old system, which is read-only",
                 code="legacy.read-only",
-                hint="submit the job again: it then runs here",
+                hint="submit the job again: it then runs on this platform",
             )
         try:
             content = json.dumps(dict(body), allow_nan=False).encode()
@@ -101,10 +101,10 @@ class OldSystem:
             raise _no_response(method, f"closed the connection ({type(error).__name__})") from None
 
 
-def _no_response(method: str, what: str) -> DagmasterError:
+def _no_response(method: str, problem: str) -> DagmasterError:
     may_be_done = "" if method == "GET" else "; it may have carried out the request"
     return Unavailable(
-        f"the old system {what}{may_be_done}",
+        f"the old system {problem}{may_be_done}",
         code="legacy.no-response",
         hint="try again later" if method == "GET" else "check the status of the job before you repeat the request",
     )

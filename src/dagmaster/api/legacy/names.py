@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from dagmaster.workflows.raster import RASTER_INGEST
 
-_NO_TILES: Final = {"tile_above_mb": 1e9}  # one COG, however large the source is
+# One COG, however large the source is. Only a source that crosses the antimeridian still becomes tiles.
+_NO_TILES_FOR_LARGE_SOURCES: Final = {"tile_above_mb": 1e9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,8 @@ OLD_NAMES: Final[Mapping[str, JobType]] = {
     "process_fathom_merge": JobType("flood_merge"),
     "stac_register_manual": JobType("stac_register"),
     "raster.validate": JobType("raster_validate"),
-    "raster_cog_docker": JobType(RASTER_INGEST, _NO_TILES),
-    "raster.create_cog": JobType(RASTER_INGEST, _NO_TILES),
+    "raster_cog_docker": JobType(RASTER_INGEST, _NO_TILES_FOR_LARGE_SOURCES),
+    "raster.create_cog": JobType(RASTER_INGEST, _NO_TILES_FOR_LARGE_SOURCES),
 }
 
 

@@ -1,7 +1,7 @@
 """The routes of the old API.
 
-Requests about a job that is not here are forwarded to the old system, if LEGACY_URL names one; submissions are
-forwarded as LEGACY_SHARES says. `served_by` in each response names the system that it comes from.
+Requests about a job that this platform does not have are forwarded to the old system, if LEGACY_URL names one;
+submissions are forwarded as LEGACY_SHARES says. `served_by` in each response names the system that it comes from.
 """
 
 import json
@@ -28,7 +28,7 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.jobs import JobPart, SubmissionResult
-from dagmaster.client.models.legacy import OldJobStatus, OldStageRetry, OldSubmissionAnswer, OldTaskList
+from dagmaster.client.models.legacy import OldJobStatus, OldStageRetry, OldSubmissionResponse, OldTaskList
 from dagmaster.database.ledger.protocol import no_such_job
 from dagmaster.database.reads.jobs import Snapshot
 from dagmaster.errors import InvalidRequest, NotFound
@@ -52,7 +52,7 @@ OldJobId = Annotated[
     str,
     Path(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$",
-        description="The id of a job, here or in the old system",
+        description="The id of a job of this platform or of the old system",
         examples=["0198b2c4-7c1e-7a10-8f00-2f6f6e1c9a01"],
     ),
 ]
@@ -86,7 +86,7 @@ _BODY = {"type": "object", "title": "Parameters", "description": "The parameters
     "/api/jobs/submit/{job_type}",
     operation_id="old_submit_job",
     summary="Submit a job (old API)",
-    response_model=OldSubmissionAnswer,
+    response_model=OldSubmissionResponse,
     responses=responses(404, 409, *_FORWARDED_PROBLEMS),
     openapi_extra={"requestBody": {"content": {"application/json": {"schema": _BODY}}}},
 )
@@ -115,7 +115,7 @@ async def submit_job(
 
 
 def _workflow_of(library: WorkflowLibrary, submission: OldSubmission) -> Workflow:
-    """An old name may stand for a workflow that is not installed here, such as a flood workflow."""
+    """An old name may stand for a workflow that is not installed, such as a flood workflow."""
     try:
         return library.get(submission.workflow_id)
     except NotFound:
@@ -123,7 +123,7 @@ def _workflow_of(library: WorkflowLibrary, submission: OldSubmission) -> Workflo
             raise
         raise NotFound(
             f"the job type '{submission.job_type}' stands for the workflow '{submission.workflow_id}', which is not "
-            "installed here",
+            "installed on this platform",
             code="workflow.not-found",
             hint="add the workflow to a folder of WORKFLOW_FOLDERS, or let the old system run it: "
             f"LEGACY_URL=… LEGACY_SHARES={submission.job_type}=100",

@@ -1,4 +1,4 @@
-"""Which submissions to the old API run here, and which are forwarded to the old system. Pure.
+"""Which submissions to the old API run on this platform, and which are forwarded to the old system. Pure.
 
 `bucket_of` computes a number between 0 and 100 for each submission, from its workflow and its parameters alone. The
 submission is forwarded if this number is below the percentage of its job type. So the same submission always goes to

@@ -76,7 +76,7 @@ class AssetSubmissionResult(ApiModel):
 
     `same_content_as` is the number of another version with the same content. `superseded_job_id` is the job of the
     previous revision, which is cancelled because it is no longer needed. `is_tiled` and `estimate` are set only with
-    `dry_run`.
+    `dry_run`. `is_tiled` is null if it depends on facts of the file that are only known when it is opened.
     """
 
     request_id: str | None

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from dagmaster.client.neutral import neutral_value
+from dagmaster.client.escaping import escaped_value
 from dagmaster.errors import Unavailable
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ Extensible = Annotated[T, WrapValidator(_keep_unknown)]
 
 def read(kind: type[M], value: Any) -> M:
     """A response as a model for printing: control characters are escaped."""
-    return parse(kind, neutral_value(value))
+    return parse(kind, escaped_value(value))
 
 
 def parse(kind: type[M], value: Any) -> M:
@@ -80,9 +80,9 @@ def read_all(kind: type[M], values: Iterable[Any]) -> list[M]:
     return [read(kind, value) for value in values]
 
 
-def unexpected(what: str) -> Unavailable:
+def unexpected(reason: str) -> Unavailable:
     return Unavailable(
-        f"the response of the platform is not valid: {what}",
+        f"the response of the platform is not valid: {reason}",
         code="server.unexpected",
         hint="compare the versions of platform and client: `dagmaster orchestrators ls`, `dagmaster --version`",
     )

@@ -12,6 +12,7 @@ from dagmaster.client.models.assets import (
     ExposureLevel,
     Reason,
     RequestId,
+    SubmissionEstimate,
     SubmissionOutcomeName,
     SubmissionStatus,
 )
@@ -38,7 +39,7 @@ class PartnerReceipt(ApiModel):
     version_label: str | None = None
     revision: int | None = None
     is_tiled: bool | None = None
-    estimate: dict[str, Any] | None = None
+    estimate: SubmissionEstimate | None = None
     refusal: dict[str, Any] | None = None
 
 
@@ -179,12 +180,24 @@ class OrchestratorState(ApiModel):
     checked_seconds_ago: float | None = None
 
 
-class GatewayHealth(ApiModel):
+class ProxyHealth(ApiModel):
+    """The state of each orchestrator and worker that the proxy can reach."""
+
+    orchestrator: list[OrchestratorState]
+    worker: list[OrchestratorState]
+
+
+class GatewayReadiness(ApiModel):
     """`is_ready` is true if the database can be read: without orchestrators, clients can poll but not submit."""
 
     is_ready: bool
     can_read: bool
     can_forward: bool
+
+
+class GatewayHealth(GatewayReadiness):
+    """Readiness, with the version of the gateway and the state of each orchestrator."""
+
     version: str
     orchestrators: list[OrchestratorState] = []
 
@@ -196,6 +209,6 @@ class JobStats(ApiModel):
 class Lookup(ApiModel):
     """What an id belongs to: a request, jobs with this correlation id, or an asset."""
 
-    request: dict[str, Any] | None = None
+    request: PartnerStatus | None = None
     jobs: list[GatewayJob] = []
     asset: GatewayAsset | None = None

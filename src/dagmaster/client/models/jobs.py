@@ -298,11 +298,8 @@ class JobPart(RequestModel):
         return self
 
 
-class RetryRequest(JobPart):
+class RetryRequest(Intervention, JobPart):
     """The part of the job to run again, and the reason. `by` is accepted and ignored."""
-
-    by: Annotated[ShortId | None, Field(deprecated="ignored: the caller is recorded")] = None
-    reason: ReasonText | None = None
 
 
 class StoppingTask(ApiModel):

@@ -15,7 +15,7 @@ class OldApiModel(ApiModel):
     model_config = ConfigDict(frozen=True, extra="allow", json_schema_serialization_defaults_required=False)
 
 
-class OldSubmissionAnswer(OldApiModel):
+class OldSubmissionResponse(OldApiModel):
     """`status` is `queued`, `already_completed`, `already_processing`, `previously_failed` or `resumed`; it determines
     which other fields are set."""
 
@@ -27,8 +27,12 @@ class OldSubmissionAnswer(OldApiModel):
     status_url: str | None = None
     created_at: str | None = None
     result_data: Any = None
+    stage: int | None = None
+    total_stages: int | None = None
+    job_status: str | None = None
     failed_stage: int | None = None
     completed_stages: list[str] | None = None
+    error: str | None = None
     resume_hint: str | None = None
     resumed_from_stage: int | None = None
     resume_count: int | None = None
@@ -59,6 +63,9 @@ class OldJobStatus(OldApiModel):
     resumable: bool = False
     resume_from_stage: int | None = None
     resume_hint: str | None = None
+    resume_count: int | None = None
+    created_at: str | None = None
+    updated_at: str | None = None
     served_by: ServedBy = Field("dagmaster", description=_SERVED_BY)
 
 

@@ -163,7 +163,7 @@ class ClaimedTask(ApiModel):
     traceparent: str | None = Field(None, description="The trace that it belongs to, if it is traced")
 
 
-class ExchangeAnswer(ApiModel):
+class ExchangeResponse(ApiModel):
     """`late` has the ids of tasks that the worker no longer held when it reported: the report is not accepted."""
 
     claimed: list[ClaimedTask]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dagmaster.assets.identity import asset_id_of
-from dagmaster.assets.rules import Edition
+from dagmaster.assets.states import VersionRevision
 from dagmaster.database.assets import rows
 from dagmaster.database.assets.rows import Decision
 from dagmaster.database.assets.store import AssetStore
@@ -47,9 +47,9 @@ class AdoptedAssets(AssetStore):
 
     async def adopt(self, dataset_id: str, writer: CollectionWriter) -> bool:
         """Create the asset, and publish its documents. False if it exists, or if there are no documents."""
-        rows_of = await self._dicts("asset_adopt_editions", {"dataset_id": dataset_id})
-        editions = [(row["ordinal"], row["revision"]) for row in rows_of]
-        labels = [row["label"] for row in rows_of]
+        edition_rows = await self._dicts("asset_adopt_editions", {"dataset_id": dataset_id})
+        editions = [(row["ordinal"], row["revision"]) for row in edition_rows]
+        labels = [row["label"] for row in edition_rows]
         if not editions:
             return False
         await self.prepare(writer, editions)
@@ -63,7 +63,7 @@ class AdoptedAssets(AssetStore):
 async def _adopt(
     connection: Connection,
     dataset_id: str,
-    editions: Sequence[Edition],
+    editions: Sequence[VersionRevision],
     labels: Sequence[str],
     writer: CollectionWriter,
 ) -> bool:

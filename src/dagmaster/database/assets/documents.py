@@ -95,8 +95,8 @@ class RevisionDocuments:
         return [row["id"] for row in rows]
 
     async def _put(self, connection: Connection, documents: Sequence[tuple[str, Json]]) -> None:
-        given = [{"document_id": document_id, "content": content} for document_id, content in documents]
-        await connection.execute(query("documents_put"), self._key.values(documents=_dumped(given)))
+        rows = [{"document_id": document_id, "content": content} for document_id, content in documents]
+        await connection.execute(query("documents_put"), self._key.values(documents=_dumped(rows)))
 
     @asynccontextmanager
     async def _writing(self) -> AsyncIterator[Connection]:
@@ -141,7 +141,7 @@ def _refuse_other_writer(key: RevisionKey, job_id: UUID, row: Mapping[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class EarlierRevision:
-    """What the documents of an earlier revision say: `properties` are those of one of its items, `item_id`.
+    """An earlier revision, as its documents describe it: `properties` are those of its item `item_id`.
 
     It is the newest completed revision of the same version; if there is none, that of the newest other version.
     `ordinal` is the number of its version. Three fields describe the same version only: `newest` is its newest

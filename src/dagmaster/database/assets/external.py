@@ -209,9 +209,9 @@ class ExternalSession:
         """The revision that a job names, if its state allows what the job does. Raises UnfitData with the reason."""
         rows = self._dicts("copies_target", {"asset": asset, "ordinal": ordinal, "revision": revision})
         if not rows:
-            what = f"asset '{asset[:80]}' has no version {ordinal}"
-            what += "" if revision is None else f" with a revision {revision}"
-            raise UnfitData(what, code="external.not-found", hint="correct asset_id, version_ordinal or revision")
+            message = f"asset '{asset[:80]}' has no version {ordinal}"
+            message += "" if revision is None else f" with a revision {revision}"
+            raise UnfitData(message, code="external.not-found", hint="correct asset_id, version_ordinal or revision")
         row = rows[0]
         fields = ("asset_id", "dataset_id", "version_ordinal", "revision", "blob_path")
         target = ExternalTarget(**{name: row[name] for name in fields})

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dagmaster.assets.layers import LAYERS
-from dagmaster.assets.states import Clearance
+from dagmaster.assets.states import Clearance, VersionRevision
 from dagmaster.client.models.commands import ReindexResult
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
 from dagmaster.database.assets import layers, rows
@@ -71,17 +71,17 @@ class LayerStore(AssetStore):
         async def act(connection: Connection) -> LayerMetadataInfo:
             asset = await self._lock(connection, key, [])
             _require_present(asset)
-            known = await _read(connection, asset.asset_id, layer)
-            if seen not in (None, int(known.etag)):
-                raise _changed(known)
-            wanted = change(known)
-            before = layers.edited(known)
+            current = await _read(connection, asset.asset_id, layer)
+            if seen not in (None, int(current.etag)):
+                raise _changed(current)
+            metadata = change(current)
+            before = layers.edited(current)
             differing = sorted(
-                name for name in layers.FIELDS if (before.get(name) or None) != (wanted.get(name) or None)
+                name for name in layers.FIELDS if (before.get(name) or None) != (metadata.get(name) or None)
             )
             if not differing:
-                return known
-            await layers.write_metadata(connection, asset.asset_id, layer, wanted, decision.actor)
+                return current
+            await layers.write_metadata(connection, asset.asset_id, layer, metadata, decision.actor)
             detail = {**decision.detail, "layer": layer, "fields": differing}
             await rows.add_event(connection, replace(decision, detail=detail), asset_id=asset.asset_id)
             return await _read(connection, asset.asset_id, layer)
@@ -129,9 +129,9 @@ class LayerStore(AssetStore):
 
     async def rebuild_items(self, key: str, decision: Decision, writer: Writer) -> ReindexResult:
         """Write the collection and all items of a published asset again, from the stored documents."""
-        known = await self.state(key)
-        if known is not None and known.state.published:
-            await self.prepare(writer(known.dataset_id), known.state.published)
+        current = await self.state(key)
+        if current is not None and current.state.published:
+            await self.prepare(writer(current.dataset_id), current.state.published)
 
         async def act(connection: Connection) -> ReindexResult:
             asset = await self._lock(connection, key, [])
@@ -161,14 +161,6 @@ class LayerStore(AssetStore):
             self._notifier.notify(WORKFLOWS)
         return generation
 
-    async def record(self, decision: Decision) -> None:
-        """Record an event that belongs to no asset."""
-
-        async def act(connection: Connection) -> None:
-            await rows.add_event(connection, decision)
-
-        await self._transaction("record_command", act)
-
 
 async def _read(connection: Connection, asset_id: str, layer: str) -> LayerMetadataInfo:
     if layer in LAYERS:
@@ -179,7 +171,7 @@ async def _read(connection: Connection, asset_id: str, layer: str) -> LayerMetad
     )
 
 
-async def _count(connection: Connection, dataset_id: str, editions: Sequence[tuple[int, int]]) -> int:
+async def _count(connection: Connection, dataset_id: str, editions: Sequence[VersionRevision]) -> int:
     if not editions:
         return 0
     (row,) = await dicts(connection, "catalog_count", {"collection": dataset_id})

@@ -44,7 +44,7 @@ async def put_layer(connection: Connection, info: LayerMetadataInfo, actor: str)
     metadata = edited(info)
     digest = digest_of(metadata)
     place = {"asset_id": info.asset_id, "layer": info.layer}
-    known = await dicts(connection, "layer_catalog_digest", place)
+    published = await dicts(connection, "layer_catalog_digest", place)
     values = {
         **place,
         "metadata": Jsonb(metadata),
@@ -53,7 +53,7 @@ async def put_layer(connection: Connection, info: LayerMetadataInfo, actor: str)
         "actor": actor,
     }
     await connection.execute(query("layer_catalog_put"), values)
-    return [row["digest"] for row in known] != [digest]
+    return [row["digest"] for row in published] != [digest]
 
 
 async def remove_layer(connection: Connection, asset_id: str, layer: str) -> bool:

@@ -107,9 +107,9 @@ async def write_change(connection: Connection, asset: LoadedAsset, change: Actio
     await write_asset(connection, asset.asset_id, after, decision.actor)
     revision = None
     for version in after.versions:
-        known = before.version(version.ordinal)
-        if known is not None and known != version:
-            await _write_version(connection, asset.asset_id, known, version, decision)
+        earlier = before.version(version.ordinal)
+        if earlier is not None and earlier != version:
+            await _write_version(connection, asset.asset_id, earlier, version, decision)
     await _write_due_copies(connection, asset.asset_id, change)
     if decision.ordinal is not None and (decided := after.version(decision.ordinal)):
         revision = decided.served_revision if decision.action == "approved" else decided.revision

@@ -6,7 +6,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from dagmaster.assets.rules import ActionResult, Edition
+from dagmaster.assets.rules import ActionResult
+from dagmaster.assets.states import VersionRevision
 from dagmaster.client.models.assets import AssetHistoryEntry, AssetInfo, PlatformInfo
 from dagmaster.database.assets import layers, publications, rows
 from dagmaster.database.assets.publications import AssetPublication, LinkKey
@@ -24,7 +25,7 @@ SHOWN_EVENTS = 50  # shown to a caller whose ETag is outdated
 
 Rule = Callable[[LoadedAsset], ActionResult]
 Admit = Callable[[LoadedAsset], None]
-Publish = Callable[[Connection, str, Sequence[Edition], Sequence[Edition]], Awaitable[None]]
+Publish = Callable[[Connection, str, Sequence[VersionRevision], Sequence[VersionRevision]], Awaitable[None]]
 
 
 class AssetStore(AssetSubmissions):
@@ -52,11 +53,11 @@ class AssetStore(AssetSubmissions):
             await _require_unchanged(connection, asset.asset_id, if_match)
             change = rule(asset)
             await rows.write_change(connection, asset, change, decision)
-            held, wanted = asset.state.published, change.state.published
-            if held != wanted or asset.state.clearance != change.state.clearance:
+            before, after = asset.state.published, change.state.published
+            if before != after or asset.state.clearance != change.state.clearance:
                 await layers.follow_asset(connection, asset.asset_id)
-            if held != wanted:
-                await publish(connection, asset.dataset_id, held, wanted)
+            if before != after:
+                await publish(connection, asset.dataset_id, before, after)
             return await read_asset(connection, asset.asset_id)
 
         changed = await self._transaction("change_asset", act)
@@ -65,7 +66,12 @@ class AssetStore(AssetSubmissions):
         return changed
 
     async def export_again(
-        self, key: str, ordinal: int, rule: Callable[[LoadedAsset], Edition], decision: Decision, if_match: str | None
+        self,
+        key: str,
+        ordinal: int,
+        rule: Callable[[LoadedAsset], VersionRevision],
+        decision: Decision,
+        if_match: str | None,
     ) -> AssetInfo:
         """Make the external copies of a revision due again; an orchestrator starts the job."""
 
@@ -107,7 +113,7 @@ class AssetStore(AssetSubmissions):
         async with self._connected() as connection:
             return await publications.ensure_signing_key(connection)
 
-    async def prepare(self, writer: CollectionWriter, editions: Sequence[Edition]) -> None:
+    async def prepare(self, writer: CollectionWriter, editions: Sequence[VersionRevision]) -> None:
         """Create the collection and partitions for these editions in the catalogue before they are published."""
         await self._transaction("prepare_catalogue", partial(writer.prepare, editions=editions))
 
@@ -128,7 +134,7 @@ class AssetStore(AssetSubmissions):
         async def act(connection: Connection) -> None:
             await rows.add_event(connection, decision)
 
-        await self._transaction("change_platform", act)
+        await self._transaction("record_command", act)
 
     async def add_platform(self, values: dict[str, Any], decision: Decision) -> PlatformInfo:
         async def act(connection: Connection) -> PlatformInfo:
@@ -165,16 +171,16 @@ class AssetStore(AssetSubmissions):
         raise no_such_asset(key)
 
 
-def seen_number(if_match: str | None, what: str) -> int | None:
+def seen_number(if_match: str | None, noun: str) -> int | None:
     """The number in an ETag; None if the header is missing or `*`."""
     if if_match is None or if_match.strip() == "*":
         return None
-    seen = if_match.strip().removeprefix("W/").strip('"')
-    if not (seen.isascii() and seen.isdecimal()) or len(seen) > 18:
+    text = if_match.strip().removeprefix("W/").strip('"')
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise InvalidRequest(
-            f"If-Match is not an ETag of this {what}", code="etag.invalid", hint="send the ETag of a response unchanged"
+            f"If-Match is not an ETag of this {noun}", code="etag.invalid", hint="send the ETag of a response unchanged"
         )
-    return int(seen)
+    return int(text)
 
 
 def _platform_changed(platform: PlatformInfo) -> Conflict:

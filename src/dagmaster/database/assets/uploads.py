@@ -31,15 +31,15 @@ class NewUpload:
 class UploadStore(AssetTransactions):
     """`async with UploadStore(dsn) as store`, or on a pool that is passed."""
 
-    async def begin(self, upload: NewUpload, *, most: int) -> Upload | None:
-        """None if another unfinished upload has the name. A caller may have up to `most` unfinished uploads."""
+    async def begin(self, upload: NewUpload, *, max_uploads: int) -> Upload | None:
+        """None if another unfinished upload has the name. A caller may have up to `max_uploads` unfinished uploads."""
 
         async def act(connection: Connection) -> Upload | None:
             values = {name: getattr(upload, name) for name in NewUpload.__slots__}
             await connection.execute(query("upload_lock_caller"), {"created_by": upload.created_by})
             (row,) = await dicts(connection, "upload_count_open", {"created_by": upload.created_by})
-            if row["uploads"] >= most:
-                raise _too_many(most)
+            if row["uploads"] >= max_uploads:
+                raise _too_many(max_uploads)
             return next(iter(models(Upload, await dicts(connection, "upload_begin", values))), None)
 
         return await self._transaction("upload", act)
@@ -90,9 +90,9 @@ class UploadStore(AssetTransactions):
         return next(iter(models(Upload, await self._dicts(name, values))), None)
 
 
-def _too_many(most: int) -> Unavailable:
+def _too_many(max_uploads: int) -> Unavailable:
     return Unavailable(
-        f"this caller has {most} unfinished uploads, and no more are allowed",
+        f"this caller has {max_uploads} unfinished uploads, and no more are allowed",
         code="upload.too-many",
         hint="finish or cancel some of them, or wait until they expire",
     )

@@ -89,13 +89,13 @@ class PostgresCallbacks(Session):
 
 async def _secrets(connection: Connection, platforms: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The secrets of each platform. A platform without a secret gets one."""
-    wanted = sorted(platforms)
-    secrets = await _read_secrets(connection, wanted)
-    without = [platform_id for platform_id in wanted if platform_id not in secrets]
+    platform_ids = sorted(platforms)
+    secrets = await _read_secrets(connection, platform_ids)
+    without = [platform_id for platform_id in platform_ids if platform_id not in secrets]
     for platform_id in without:
         values = {"platform_id": platform_id, "secret": new_secret()}
         await connection.execute(query("callbacks_first_secret"), values)
-    return await _read_secrets(connection, wanted) if without else secrets
+    return await _read_secrets(connection, platform_ids) if without else secrets
 
 
 async def _read_secrets(connection: Connection, platforms: Sequence[str]) -> dict[str, tuple[str, ...]]:

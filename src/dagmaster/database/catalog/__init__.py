@@ -1,1 +1,1 @@
-"""The STAC catalogue: pgSTAC in the same database, written by handlers and read by the map server."""
+"""The STAC catalogue: pgSTAC, written when an asset is published or withdrawn, read by the map server."""

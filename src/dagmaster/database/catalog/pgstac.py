@@ -67,18 +67,18 @@ def catalog_status(dsn: str) -> CatalogStatus:
 
 def deploy_catalog(dsn: str, wait_seconds: float = 60) -> CatalogStatus:
     """Migrate pgSTAC to the installed version. A second deployment waits for the first, and then has nothing to do."""
-    wanted = _require_software()
+    required = _require_software()
     with _connected(dsn) as connection:
         _lock_deployment(connection, wait_seconds)
         deployed = _deployed(connection)
-        if deployed != wanted:
+        if deployed != required:
             _require_extensions(connection)
-            _require_older(deployed, wanted)
+            _require_older(deployed, required)
             join_roles(connection)
         allow_temporary_tables(connection)
-        if deployed != wanted:
+        if deployed != required:
             _migrate(dsn)
-        return CatalogStatus(_deployed(connection), wanted)
+        return CatalogStatus(_deployed(connection), required)
 
 
 def ensure_catalog(dsn: str, *, is_enabled: bool) -> CatalogStatus | None:
@@ -173,7 +173,7 @@ def retryable() -> Iterator[None]:
 
 
 @contextmanager
-def blaming_data(what: str) -> Iterator[None]:
+def blaming_data(subject: str) -> Iterator[None]:
     """Turn errors that the data cause into UnfitData."""
     try:
         yield
@@ -181,16 +181,16 @@ def blaming_data(what: str) -> Iterator[None]:
         state = error.sqlstate or ""
         if state in _TRANSIENT or not state.startswith(_BAD_ITEM):
             raise
-        raise UnfitData(f"{what} cannot be stored: {error.diag.message_primary}", code="catalog.bad-item") from error
+        raise UnfitData(f"{subject} cannot be stored: {error.diag.message_primary}", code="catalog.bad-item") from error
 
 
 def _require_software() -> str:
-    wanted = software_version()
-    if wanted is None:
+    version = software_version()
+    if version is None:
         raise Unavailable(
             "pgSTAC is not installed", code="catalog.not-installed", hint="pip install 'dagmaster[orchestrator]'"
         )
-    return wanted
+    return version
 
 
 def _require_extensions(connection: psycopg.Connection[Any]) -> None:
@@ -205,10 +205,10 @@ def _require_extensions(connection: psycopg.Connection[Any]) -> None:
         )
 
 
-def _require_older(deployed: str | None, wanted: str) -> None:
-    if deployed and _numbers(deployed) > _numbers(wanted):
+def _require_older(deployed: str | None, required: str) -> None:
+    if deployed and _numbers(deployed) > _numbers(required):
         raise Conflict(
-            f"the database has pgSTAC {deployed}, which is newer than the {wanted} of this software",
+            f"the database has pgSTAC {deployed}, which is newer than the {required} of this software",
             code="catalog.newer",
             hint="use the release of dagmaster that deployed it",
         )

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import psycopg
 
+from dagmaster.assets.states import VersionRevision
 from dagmaster.database.catalog.pgstac import (
     RetryableConflict,
     blaming_data,
@@ -28,7 +29,6 @@ from dagmaster.database.session import dicts
 from dagmaster.errors import Conflict, UnfitData
 
 Json = dict[str, Any]
-Edition = tuple[int, int]  # ordinal and revision
 Join = Callable[[Json, Json], Json]
 Describe = Callable[[Json, Mapping[str, Json]], Json]
 
@@ -45,7 +45,7 @@ class CollectionWriter:
     items_url: str
     describe: Describe
 
-    async def prepare(self, connection: Connection, editions: Sequence[Edition]) -> None:
+    async def prepare(self, connection: Connection, editions: Sequence[VersionRevision]) -> None:
         """Create the collection and the partitions that these editions need. That does not publish them."""
         await _require_deployed(connection)
         await lock_collection(connection, self.dataset_id, creates_partitions=True)
@@ -54,31 +54,33 @@ class CollectionWriter:
         await connection.execute(query("catalog_open_collection"), values)
         await self._partitions(connection, editions)
 
-    async def publish(self, connection: Connection, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
-        """Give the collection the items of the wanted editions, and no others. Editions that it already has are
+    async def publish(
+        self, connection: Connection, before: Sequence[VersionRevision], after: Sequence[VersionRevision]
+    ) -> None:
+        """Give the collection the items of the editions in `after`, and no others. Those that are also in `before` are
         assumed to be complete: documents of a reviewed revision never change."""
-        if not wanted and not await is_deployed(connection):
+        if not after and not await is_deployed(connection):
             return
         await _require_deployed(connection)
         await lock_collection(connection, self.dataset_id)
-        if not wanted:
-            await self._withdraw(connection, wanted)
+        if not after:
+            await self._withdraw(connection, after)
             await connection.execute(query("catalog_empty_collection"), {"collection": self.dataset_id})
             return
-        documents = await self._documents(connection, wanted)
+        documents = await self._documents(connection, after)
         await put_collection(connection, await self._described(connection, documents))
-        await self._put(connection, [edition for edition in wanted if edition not in held])
-        await self._withdraw(connection, wanted)
+        await self._put(connection, [edition for edition in after if edition not in before])
+        await self._withdraw(connection, after)
         await self._require_all(connection, sum(document["items"] for document in documents))
         await link_versions(connection, self.dataset_id, self.items_url)
         await refresh_extent(connection, self.dataset_id)
         await connection.execute(query("catalog_refresh_layers"), {"collection": self.dataset_id})
 
-    async def publish_metadata(self, connection: Connection, wanted: Sequence[Edition]) -> None:
+    async def publish_metadata(self, connection: Connection, editions: Sequence[VersionRevision]) -> None:
         """Bring the collection in line with the published metadata of its layers. Its items stay."""
         await _require_deployed(connection)
         await lock_collection(connection, self.dataset_id)
-        documents = await self._documents(connection, wanted)
+        documents = await self._documents(connection, editions)
         await put_collection(connection, await self._described(connection, documents))
         await connection.execute(query("catalog_refresh_layers"), {"collection": self.dataset_id})
 
@@ -86,8 +88,8 @@ class CollectionWriter:
         layers = await dicts(connection, "layer_catalog_metadata", {"dataset_id": self.dataset_id})
         return self.describe(self._joined(documents), {layer["layer"]: layer["metadata"] for layer in layers})
 
-    async def _documents(self, connection: Connection, wanted: Sequence[Edition]) -> list[dict[str, Any]]:
-        documents = await dicts(connection, "catalog_documents", self._values(wanted))
+    async def _documents(self, connection: Connection, editions: Sequence[VersionRevision]) -> list[dict[str, Any]]:
+        documents = await dicts(connection, "catalog_documents", self._values(editions))
         for document in documents:
             if document["content"] is None or not document["items"]:
                 raise Conflict(
@@ -103,14 +105,14 @@ class CollectionWriter:
             joined = self.join(joined, document["content"])
         return {**joined, "id": self.dataset_id}
 
-    async def _put(self, connection: Connection, editions: Sequence[Edition]) -> None:
+    async def _put(self, connection: Connection, editions: Sequence[VersionRevision]) -> None:
         if not editions:
             return
         await self._partitions(connection, editions)
         with blaming_data(f"items of collection '{self.dataset_id}'"):
             await connection.execute(query("catalog_publish_items"), self._values(editions))
 
-    async def _partitions(self, connection: Connection, editions: Sequence[Edition]) -> None:
+    async def _partitions(self, connection: Connection, editions: Sequence[VersionRevision]) -> None:
         try:
             with blaming_data(f"items of collection '{self.dataset_id}'"):
                 await connection.execute(query("catalog_publish_partitions"), self._values(editions))
@@ -118,8 +120,8 @@ class CollectionWriter:
             # pgSTAC ignores the error if it cannot lock the table to create a partition: then the partition is missing.
             raise RetryableConflict(error.diag.message_primary) from error
 
-    async def _withdraw(self, connection: Connection, wanted: Sequence[Edition]) -> None:
-        await connection.execute(query("catalog_withdraw_items"), self._values(wanted))
+    async def _withdraw(self, connection: Connection, editions: Sequence[VersionRevision]) -> None:
+        await connection.execute(query("catalog_withdraw_items"), self._values(editions))
 
     async def _require_all(self, connection: Connection, expected: int) -> None:
         (row,) = await dicts(connection, "catalog_count", {"collection": self.dataset_id})
@@ -128,7 +130,7 @@ class CollectionWriter:
         if row["items"] < expected:
             raise RetryableConflict(f"{expected - row['items']} of {expected} items were not stored")
 
-    def _values(self, editions: Sequence[Edition]) -> dict[str, Any]:
+    def _values(self, editions: Sequence[VersionRevision]) -> dict[str, Any]:
         return {
             "collection": self.dataset_id,
             "ordinals": [ordinal for ordinal, _ in editions],

@@ -139,9 +139,9 @@ def _dumped(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _failed(what: str) -> Unavailable:
+def _failed(reason: str) -> Unavailable:
     return Unavailable(
-        f"the external database could not be changed: {redact(what)}",
+        f"the external database could not be changed: {redact(reason)}",
         code="external.unavailable",
         hint="check EXTERNAL_DATABASE_URL and that server; the change is retried until it succeeds",
     )

@@ -103,9 +103,9 @@ async def _load_nodes(
     return nodes
 
 
-def unreadable(what: str) -> UnfitData:
+def unreadable(subject: str) -> UnfitData:
     return UnfitData(
-        f"{what} cannot be read: it has a number beyond 64 bits, or is nested too deeply", code="value.unreadable"
+        f"{subject} cannot be read: it has a number beyond 64 bits, or is nested too deeply", code="value.unreadable"
     )
 
 

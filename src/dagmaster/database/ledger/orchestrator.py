@@ -34,7 +34,7 @@ from dagmaster.database.ledger.protocol import (
     OrchestratorInfo,
     PendingWork,
     StepScope,
-    of_conflict,
+    dead_letter_of_conflict,
 )
 from dagmaster.database.ledger.submission import insert_jobs, key_values
 from dagmaster.database.notify.notifier import JOBS
@@ -205,8 +205,8 @@ class PostgresOrchestration(JobLoading):
             self._notify(JOBS)
         return DeferralReview(released, {job_id: frozenset(work) for job_id, work in unroutable.items()})
 
-    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
-        released = len(await self._fetch("release_unknown_jobs", {"owner_id": owner_id, "known": list(known)}))
+    async def release_unknown(self, owner_id: UUID, owned_ids: Sequence[UUID]) -> int:
+        released = len(await self._fetch("release_unknown_jobs", {"owner_id": owner_id, "known": list(owned_ids)}))
         if released:
             self._notify(JOBS)
         return released
@@ -266,7 +266,7 @@ async def _reserved(
         return None
     (reserved,) = await fetch(connection, "reserve_key", key_values(outcome, outcome.request_hash))
     if reserved.request_hash != outcome.request_hash:
-        return of_conflict(message, outcome, reserved.job_id)
+        return dead_letter_of_conflict(message, outcome, reserved.job_id)
     return outcome if reserved.job_id == outcome.job_id else None
 
 

@@ -39,7 +39,7 @@ class PostgresOutbox(LedgerConnection):
             "newest": list(newest),
             "newest_limit": newest_limit,
         }
-        return [ClaimedMessage(*row) for row in await self._fetch("outbox_claim", values)]
+        return [ClaimedMessage(**row._asdict()) for row in await self._fetch("outbox_claim", values)]
 
     async def forget_messages(self, limit: int) -> int:
         return len(await self._fetch("outbox_forget", {"limit": limit}))

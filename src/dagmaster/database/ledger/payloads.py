@@ -101,9 +101,9 @@ async def store(
     key = {"job_id": job_id, "sha256": reference["sha256"]}
     head = {**key, "size_bytes": reference["bytes"], "is_kept": is_kept}
     await connection.execute(query("store_payload"), head, prepare=True)
-    whole = memoryview(encoded)
-    for part, first in enumerate(range(0, len(whole), PART_BYTES)):
-        values = {**key, "part": part, "data": whole[first : first + PART_BYTES]}
+    data = memoryview(encoded)
+    for part, first in enumerate(range(0, len(data), PART_BYTES)):
+        values = {**key, "part": part, "data": data[first : first + PART_BYTES]}
         await connection.execute(query("store_payload_part"), values, prepare=True)
 
 
@@ -113,10 +113,10 @@ async def load(connection: Connection, job_id: UUID, reference: Reference) -> by
         row = await (await cursor.execute(query("load_payload_part"), values, prepare=True)).fetchone()
         return row["data"] if row else None
 
-    whole = bytearray()
+    data = bytearray()
     async for part in parts(read, job_id, reference):
-        whole += part
-    return whole
+        data += part
+    return data
 
 
 async def parts(read: ReadPart, job_id: UUID, reference: Reference) -> AsyncIterator[bytes]:

@@ -6,11 +6,11 @@
     PayloadLedger        handlers: large outputs, results of children, checkpoints
 
 There are two implementations: `postgres.PostgresLedger`, and `testing.memory_ledger.MemoryLedger` on a virtual clock.
-Both pass one conformance suite. Every call is one transaction, and is safe to repeat if its response was lost. A call
+Both pass one conformance suite. Every call is safe to repeat if its response was lost; most are one transaction. A call
 that commits a change also notifies listeners that wait for it, right after the commit and outside the transaction.
 
-Orchestrators write through a `Step` only. It holds the fence: the rows of the jobs whose claim token still matches.
-Workers write task and result rows, nothing else.
+Orchestrators advance jobs through a `Step` only. It holds the fence: the rows of the jobs whose claim token still
+matches. Workers never write jobs, nodes or events.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -63,11 +63,11 @@ class NewJob:
         return self.workflow.content_hash()
 
 
-OPENING_EVENTS = 2  # that the job was created, and that its start is ready
+OPENING_EVENTS = 2  # of a new job: it was created, and its start node is ready
 
 
 def opening_nodes(workflow: Workflow) -> list[dict[str, Any]]:
-    """A new job's nodes: all pending, but for the start, which is ready."""
+    """A new job's nodes: all are pending, except the start node, which is ready."""
     nodes: list[dict[str, Any]] = []
     for node_id, node in workflow.nodes.items():
         work = work_of(node)
@@ -87,7 +87,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LoadedJob:
-    """A claimed job as it stands: its own nodes, without the children of fan_outs."""
+    """A job as it is stored, with its own nodes, without the children of fan_outs."""
 
     job_id: UUID
     status: JobStatus
@@ -298,7 +298,7 @@ def dead_letter(message: JobMessage, reason: str, description: str) -> DeadLette
     )
 
 
-def of_conflict(message: JobMessage, job: NewJob, known_id: UUID) -> DeadLetter:
+def dead_letter_of_conflict(message: JobMessage, job: NewJob, known_id: UUID) -> DeadLetter:
     """The dead letter of a message whose idempotency key belongs to another submission."""
     return dead_letter(message, "KeyConflict", f"{key_conflict(job, known_id)}; the job of the key is {known_id}")
 
@@ -440,7 +440,7 @@ class OrchestratorLedger(Protocol):
         no live process has known for `patience_seconds`."""
         ...
 
-    async def release_unknown(self, owner_id: UUID, known: Sequence[UUID]) -> int:
+    async def release_unknown(self, owner_id: UUID, owned_ids: Sequence[UUID]) -> int:
         """Release the jobs of this owner that it does not know of: the response to their claim was lost."""
         ...
 
@@ -465,11 +465,11 @@ class WorkerLedger(Protocol):
     async def report(
         self, worker_id: UUID, reports: Sequence[Report], demand: Demand, *, lease_seconds: float
     ) -> Exchange:
-        """Report finished tasks. Claims only from queues with a limit:
+        """Report finished tasks. Claims tasks only if one of the queues has a limit:
         a report frees capacity there, and no notification is sent for that."""
         ...
 
-    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+    async def renew(self, worker_id: UUID, running: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         """Renew the leases of running tasks; returns the ids of tasks that this worker no longer holds (stop them)."""
         ...
 

@@ -129,8 +129,8 @@ class PostgresWork(LedgerConnection):
             await _keep_payloads(connection, reports)
         return tuple(task_id(row.job_id, row.node_id, row.attempt) for row in rows)
 
-    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
-        values = {"worker_id": worker_id, "held": to_json(held), "lease": lease_seconds}
+    async def renew(self, worker_id: UUID, running: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+        values = {"worker_id": worker_id, "held": to_json(running), "lease": lease_seconds}
         return frozenset(row.task_id for row in await self._fetch("renew_leases", values))
 
     async def take_stops(self, worker_id: UUID) -> frozenset[str]:

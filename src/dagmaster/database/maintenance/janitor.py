@@ -26,7 +26,7 @@ DELETED_PER_RUN_BYTES: Final = 256 * 1024 * 1024
 REPEAT_SECONDS: Final = 3600.0  # a finding that is only reported is reported again after this time
 MAX_REASON_CHARACTERS: Final = 2000
 
-_OVERDUE_REASONS = {
+_NEGLECT_REASONS = {
     "cancel_unheeded": "has a cancel request",
     "deadline_passed": "is past its deadline",
     "lease_lapsed": "has tasks whose leases have expired",
@@ -148,7 +148,7 @@ class PostgresJanitor(Session):
     ) -> list[JanitorAction] | None:
         """Apply a rule, and notify orchestrators if it has released jobs; None if another janitor applies it."""
         actions = await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
-        if actions and rule is _release_overdue and not is_dry:
+        if actions and rule is _release_neglected and not is_dry:
             self._notify(JOBS)
         return actions
 
@@ -179,7 +179,7 @@ class PostgresJanitor(Session):
             return _actions(await dicts(connection, "janitor_note_stuck", values))
 
 
-async def _release_overdue(
+async def _release_neglected(
     connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """The outcome of a job is never written here: the next owner reads the job and decides."""
@@ -188,7 +188,7 @@ async def _release_overdue(
     findings = [
         {
             **{name: row[name] for name in ("job_id", "owner_id", "epoch", "version", "action_type")},
-            "reason": f"the job {_OVERDUE_REASONS[row['action_type']]}, and its owner is alive but has not updated it "
+            "reason": f"the job {_NEGLECT_REASONS[row['action_type']]}, and its owner is alive but has not updated it "
             f"for {row['seconds']:.0f} s: it is released for another owner",
             "detail": {"owner_id": row["owner_id"], "epoch": row["epoch"], "seconds": round(row["seconds"], 1)},
         }
@@ -246,14 +246,14 @@ async def _end_idle(
             values = {"pid": row["pid"], "xact_start": row["xact_start"], "patience": thresholds.neglected}
             if not await dicts(connection, "janitor_end_session", values):
                 continue
-        what = "it is ended" if row["is_ours"] else "it does not belong to dagmaster and is not ended"
+        action = "it is ended" if row["is_ours"] else "it does not belong to dagmaster and is not ended"
         findings.append(
             _Finding(
                 "session_ended" if row["is_ours"] else "session_idle",
                 "session",
                 str(row["pid"]),
                 f"session {row['pid']} ({row['application_name']}) has kept a transaction open for "
-                f"{row['seconds']:.0f} s without executing a statement: {what}",
+                f"{row['seconds']:.0f} s without executing a statement: {action}",
                 {name: row[name] for name in ("application_name", "role", "xact_start")},
             )
         )
@@ -276,7 +276,7 @@ async def _delete_unused(
 
 
 RULES: Mapping[str, Rule] = {
-    "neglected": _release_overdue,
+    "neglected": _release_neglected,
     "unserved": _report_unserved,
     "unread": _report_unread,
     "idle": _end_idle,
@@ -327,8 +327,8 @@ def _reason(removed: RemovedFiles) -> str:
         parts.append(f"its {removed.objects} {kind} with {removed.size_bytes:,} bytes")
     if files.has_scratch:
         parts.append("its scratch folders")
-    what = f"has ended ({files.status})" if files.status else "was deleted"
-    return f"the job {what}: {' and '.join(parts)} are removed"
+    state = f"has ended ({files.status})" if files.status else "was deleted"
+    return f"the job {state}: {' and '.join(parts)} are removed"
 
 
 async def _note(

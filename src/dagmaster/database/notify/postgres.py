@@ -8,6 +8,7 @@ follows a step or an exchange is sent by the ledger in the same round trip: `dat
 import asyncio
 import hashlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterable
 
 from psycopg import Notify, sql
@@ -26,6 +27,7 @@ from dagmaster.observe import log
 # gone; they do not find a proxy that keeps the connection open and forwards nothing.
 CHECK_SECONDS = 60.0
 RESPONSE_SECONDS = 10.0
+STABLE_SECONDS = 5.0  # after a connection of this length, the backoff begins again
 
 _log = log.get("notifier")
 
@@ -51,8 +53,8 @@ class PostgresNotifier:
 
     def start(self) -> None:
         if self._topics:
-            self._tasks.append(asyncio.create_task(self._keep(self._listen), name="notifier-listen"))
-        self._tasks.append(asyncio.create_task(self._keep(self._deliver), name="notifier-send"))
+            self._tasks.append(asyncio.create_task(self._repeat(self._listen), name="notifier-listen"))
+        self._tasks.append(asyncio.create_task(self._repeat(self._deliver), name="notifier-send"))
 
     def notify(self, *topics: str) -> None:
         self._to_send.update(channel_of(topic) for topic in topics)
@@ -82,21 +84,21 @@ class PostgresNotifier:
         self._received.update(topics)
         self._wake.set()
 
-    async def _keep(self, serve: Callable[[], Awaitable[None]]) -> None:
-        """Serve, and after a failure serve again, with a backoff."""
+    async def _repeat(self, serve: Callable[[], Awaitable[None]]) -> None:
+        """Run `serve`, and after a failure run it again, with a backoff."""
         failures = 0
         while not self._is_closing or self._to_send:
+            started_at = time.monotonic()
             try:
                 await serve()
-                failures = 0
             except DagmasterError as error:
-                failures += 1
+                failures = 1 if time.monotonic() - started_at > STABLE_SECONDS else failures + 1
                 _log.warning("notifications are interrupted; changes are found by polling", error=str(error))
-                await asyncio.sleep(min(5.0, 0.2 * 2**failures) * random.uniform(0.5, 1))  # noqa: S311
+                await asyncio.sleep(min(5.0, 0.2 * 2 ** min(failures, 5)) * random.uniform(0.5, 1))  # noqa: S311
 
     async def _listen(self) -> None:
         connection = await connect(self._dsn, role="listen")
-        connection.add_notify_handler(self._on_notice)
+        connection.add_notify_handler(self._on_notification)
         try:
             with translate_errors():
                 for channel in self._topics:
@@ -110,9 +112,9 @@ class PostgresNotifier:
         finally:
             await connection.close()
 
-    def _on_notice(self, notice: Notify) -> None:
-        if notice.channel in self._topics:
-            self._add_received([self._topics[notice.channel]])
+    def _on_notification(self, notification: Notify) -> None:
+        if notification.channel in self._topics:
+            self._add_received([self._topics[notification.channel]])
 
     async def _deliver(self) -> None:
         connection = await connect(self._dsn, role="notify")
@@ -134,9 +136,9 @@ def _receive(pgconn: PGconn) -> PQGen[bool]:
     if not (yield Wait.R):
         return False
     pgconn.consume_input()
-    while notice := pgconn.notifies():
+    while notification := pgconn.notifies():
         if pgconn.notify_handler:
-            pgconn.notify_handler(notice)
+            pgconn.notify_handler(notification)
     return True
 
 

@@ -1,4 +1,4 @@
-"""Past runs of workflows, for estimates: a bounded number of the newest ones."""
+"""Past jobs of workflows, for estimates: a bounded number of the newest ones."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ SEARCHED = 200  # newest jobs of a workflow among which completed ones are looke
 
 class EstimateReads(ReadSession):
     async def past_nodes(self, workflow_id: str, node_ids: Sequence[str]) -> list[PastNode]:
-        """The nodes of the last runs that completed."""
+        """The nodes of the last jobs of a workflow that completed."""
         values = {"workflow_id": workflow_id, "node_ids": list(node_ids), "runs": RUNS, "searched": SEARCHED}
         return await self._many("past_nodes", values, PastNode)
 

@@ -18,6 +18,7 @@ from dagmaster.errors import InvalidRequest, NotFound
 from dagmaster.jobs.ids import ids_beginning_with
 from dagmaster.jobs.model import Job
 from dagmaster.jobs.states import JOB_TERMINAL, JobStatus
+from dagmaster.quantities import first_of
 from dagmaster.workflows.graph import Graph, build
 from dagmaster.workflows.model import Workflow
 
@@ -49,7 +50,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class JobBrief:
-    """The facts of a job that reads of its parts need."""
+    """The few columns of a job that reads of its nodes and events need."""
 
     status: JobStatus
     definition_hash: str
@@ -126,9 +127,10 @@ class JobReads(ReadSession):
         if not matches:
             raise NotFound(f"no job has the id {name}", code="job.not-found", hint="see `dagmaster jobs ls`")
         if len(matches) > 1:
-            some = ", ".join(str(job_id) for job_id in matches[:3])
             raise InvalidRequest(
-                f"several jobs begin with {name}: {some}, …", code="job.ambiguous", hint="type more digits of the id"
+                f"several jobs have an id that begins with {name}: {first_of(matches, 3)}",
+                code="job.ambiguous",
+                hint="type more digits of the id",
             )
         return UUID(str(matches[0]))
 

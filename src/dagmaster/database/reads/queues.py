@@ -13,7 +13,7 @@ from dagmaster.jobs.model import QueueSettings
 _COUNTABLE_BYTES = 64 * 1024 * 1024
 
 
-# Those whose rows change most. Tables of events are only appended to.
+# The tables whose rows change most. Tables of events are only appended to.
 _BUSY_TABLES = (
     "dag_jobs",
     "dag_node_states",
@@ -26,14 +26,22 @@ _BUSY_TABLES = (
 
 
 @dataclass(frozen=True, slots=True)
+class TableRows:
+    """Estimated numbers of live and dead rows."""
+
+    live: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseFacts:
-    """What metrics show about the database. `rows_by_table` has live and dead rows."""
+    """What metrics show about the database."""
 
     size_bytes: int
     connections: int
     max_connections: int
     oldest_transaction_seconds: float
-    rows_by_table: dict[str, tuple[int, int]]
+    rows_by_table: dict[str, TableRows]
     pending_callbacks: int
     callback_overdue_seconds: float
     active_jobs: int
@@ -53,9 +61,9 @@ class OutboxFacts:
 
 class QueueReads(ReadSession):
     async def queues(
-        self, known: Sequence[str], job_queue: str, *, within_seconds: float, only: str | None = None
+        self, queue_names: Sequence[str], job_queue: str, *, within_seconds: float, only: str | None = None
     ) -> list[QueueSummary]:
-        values = {"known": list(known), "job_queue": job_queue, "within": within_seconds, "only": only}
+        values = {"known": list(queue_names), "job_queue": job_queue, "within": within_seconds, "only": only}
         return await self._many("api_queues", values, QueueSummary)
 
     async def database_facts(self) -> DatabaseFacts:

@@ -1,4 +1,4 @@
-"""Earlier definitions of workflows, and how their jobs went."""
+"""The stored definitions of workflows, and the results of their jobs."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -36,7 +36,7 @@ class SchemaChange:
     """One difference. Without statements it has to be resolved by hand. Those in `online` run outside a transaction and
     do not block writers."""
 
-    what: str
+    description: str
     statements: tuple[str, ...] = ()
     online: tuple[str, ...] = ()
 
@@ -45,7 +45,7 @@ class SchemaChange:
         return not (self.statements or self.online)
 
     def __str__(self) -> str:
-        return f"change by hand: {self.what}" if self.is_manual else self.what
+        return f"change by hand: {self.description}" if self.is_manual else self.description
 
 
 class SchemaObject(NamedTuple):
@@ -120,12 +120,12 @@ def compare(
     metadata = metadata_of(records)
     tables = [record.table.name for record in records]
     invalid = set(connection.scalars(sa.text(_INVALID_INDEXES), {"schema": SCHEMA, "tables": tables}))
-    live, wanted = facts(connection, SCHEMA, tables), _wanted(connection, records, prepare)
+    live, expected = facts(connection, SCHEMA, tables), _expected(connection, records, prepare)
     return [
         *_missing_sequences(connection),
         *_alembic_changes(connection, metadata, invalid, {name for record in records for name in record.table.retired}),
         *_invalid_indexes(connection, metadata, invalid),
-        *_fact_changes(live, wanted),
+        *_fact_changes(live, expected),
     ]
 
 
@@ -137,7 +137,7 @@ def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> Fact
     }
 
 
-def _wanted(connection: sa.Connection, records: tuple[type[Record], ...], prepare: Callable[[], None]) -> Facts:
+def _expected(connection: sa.Connection, records: tuple[type[Record], ...], prepare: Callable[[], None]) -> Facts:
     savepoint = connection.begin_nested()
     try:
         prepare()
@@ -224,8 +224,8 @@ def _is_computed(column: sa.Column[Any]) -> bool:
 
 def _invalid_indexes(connection: sa.Connection, metadata: sa.MetaData, invalid: set[str]) -> Iterator[SchemaChange]:
     for index in (index for table in metadata.sorted_tables for index in table.indexes if index.name in invalid):
-        how = "" if _is_partitioned(index) else "CONCURRENTLY "
-        drop = f"DROP INDEX {how}{SCHEMA}.{index.name}"
+        option = "" if _is_partitioned(index) else "CONCURRENTLY "
+        drop = f"DROP INDEX {option}{SCHEMA}.{index.name}"
         yield SchemaChange(f"rebuild index {index.name}", online=(drop, *_index_online(connection, index)))
 
 
@@ -255,11 +255,11 @@ def _is_partitioned(index: sa.Index) -> bool:
     return index.table is not None and bool(index.table.dialect_options["postgresql"]["partition_by"])
 
 
-def _fact_changes(live: Facts, wanted: Facts) -> Iterator[SchemaChange]:
+def _fact_changes(live: Facts, expected: Facts) -> Iterator[SchemaChange]:
     """Differences between objects that both sides have; Alembic finds missing objects, except constraints."""
     columns = {subject for subject in live if subject.kind == "column"}
     tables = {subject.table for subject in columns}
-    for subject, text in sorted(wanted.items()):
+    for subject, text in sorted(expected.items()):
         is_known = subject in live or (
             SchemaObject("column", subject.table, subject.name) in columns
             if subject.kind == "default"
@@ -267,47 +267,47 @@ def _fact_changes(live: Facts, wanted: Facts) -> Iterator[SchemaChange]:
         )
         if is_known and live.get(subject) != text:
             yield _fact_change(subject, live.get(subject), text)
-    for subject in sorted(live.keys() - wanted.keys()):
+    for subject in sorted(live.keys() - expected.keys()):
         if subject.kind == "constraint" or (
-            subject.kind == "default" and SchemaObject("column", *subject[1:]) in wanted
+            subject.kind == "default" and SchemaObject("column", *subject[1:]) in expected
         ):
             where = f"{subject.kind} {subject.name} of {subject.table}"
             yield SchemaChange(f"{where} is not part of the schema of this software")
 
 
-def _fact_change(subject: SchemaObject, actual: str | None, wanted: str) -> SchemaChange:
+def _fact_change(subject: SchemaObject, actual: str | None, expected: str) -> SchemaChange:
     kind, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
     match kind:
         case "storage":
-            return SchemaChange(f"set {name} of {table} to {wanted}", (f"{alter} SET ({name} = {wanted})",))
+            return SchemaChange(f"set {name} of {table} to {expected}", (f"{alter} SET ({name} = {expected})",))
         case "default":
             return SchemaChange(
-                f"set the default of {table}.{name}", (f"{alter} ALTER COLUMN {name} SET DEFAULT {wanted}",)
+                f"set the default of {table}.{name}", (f"{alter} ALTER COLUMN {name} SET DEFAULT {expected}",)
             )
         case "constraint":
-            return _constraint_change(subject, actual, wanted)
-    return SchemaChange(f"{kind} {name} of {table} is `{actual}`, but should be `{wanted}`")
+            return _constraint_change(subject, actual, expected)
+    return SchemaChange(f"{kind} {name} of {table} is `{actual}`, but should be `{expected}`")
 
 
-def _constraint_change(subject: SchemaObject, actual: str | None, wanted: str) -> SchemaChange:
+def _constraint_change(subject: SchemaObject, actual: str | None, expected: str) -> SchemaChange:
     _, table, name = subject
     alter = f"ALTER TABLE {SCHEMA}.{table}"
-    add, validate = f"{alter} ADD CONSTRAINT {name} {wanted} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"
-    if actual is None and wanted.startswith(("CHECK", "FOREIGN KEY")):
+    add, validate = f"{alter} ADD CONSTRAINT {name} {expected} NOT VALID", f"{alter} VALIDATE CONSTRAINT {name}"
+    if actual is None and expected.startswith(("CHECK", "FOREIGN KEY")):
         # NOT VALID first: it applies to new rows at once, and existing rows are checked without blocking writers.
         return SchemaChange(f"add constraint {name}", (add,), (validate,))
-    if actual == f"{wanted} NOT VALID":
+    if actual == f"{expected} NOT VALID":
         return SchemaChange(f"validate constraint {name}", online=(validate,))
-    if actual is not None and _is_wider(wanted, actual):
+    if actual is not None and _is_wider(expected, actual):
         return SchemaChange(f"allow more values in {name}", (f"{alter} DROP CONSTRAINT {name}", add), (validate,))
-    return SchemaChange(f"constraint {name} of {table} is `{actual}`, but should be `{wanted}`")
+    return SchemaChange(f"constraint {name} of {table} is `{actual}`, but should be `{expected}`")
 
 
-def _is_wider(wanted: str, actual: str) -> bool:
+def _is_wider(expected: str, actual: str) -> bool:
     """Whether two lists of values differ only in that the wanted one has more: no existing row can violate it."""
     value = r"'(?:[^']|'')*'(?:::text)?"
-    texts = (actual.removesuffix(" NOT VALID"), wanted)
+    texts = (actual.removesuffix(" NOT VALID"), expected)
     shapes = {re.sub(rf"{value}(?:, {value})*", "…", text) for text in texts}
     before, after = (set(re.findall(value, text)) for text in texts)
     return len(shapes) == 1 and "ARRAY[…]" in shapes.pop() and before < after

@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this software: deploy, preview, status, migrate, rebuild.
+"""Bring a database to the schema of this software: deploy, migrate or rebuild it, and show its status and DDL.
 
 Synchronous, for the CLI and for the bootstrap API's threads. If two callers run it, the second waits for the first and
 then has nothing to do. A deployment is one transaction. A migration consists of many short ones, because the engine
@@ -63,11 +63,11 @@ class Status:
 
 
 class SchemaState(StrEnum):
-    """The schema before a deployment, by its fingerprint. Changes by hand are not in the fingerprint."""
+    """The schema before a deployment, by its fingerprint, which does not show changes made by hand."""
 
-    ABSENT = "nothing"
+    ABSENT = "absent"
     CURRENT = "current"
-    OUTDATED = "other"
+    OUTDATED = "outdated"
 
 
 def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> SchemaState:
@@ -89,9 +89,9 @@ def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> N
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What one migration did. Everything was read while it had the lock, so no concurrent migration is part of it.
-    `done_by_another`: the schema was outdated at the beginning, and another process had migrated it before this one
-    got the lock."""
+    """What one migration did. The changes were read while it had the lock, so no concurrent migration is part of
+    them. `done_by_another`: the schema was outdated at the beginning, and another process had migrated it before this
+    one got the lock."""
 
     changes: list[str]
     pending: list[str]
@@ -273,7 +273,7 @@ def _run_online(connection: sa.Connection, change: SchemaChange, wait_seconds: f
             driver.execute("SET lock_timeout = 0" if may_wait else "RESET lock_timeout")
             _until_unlocked(wait_seconds, partial(driver.execute, statement.encode()))
     except psycopg.errors.IntegrityError as error:
-        return SchemaChange(f"{change.what}: existing rows violate it ({error.diag.message_primary})")
+        return SchemaChange(f"{change.description}: existing rows violate it ({error.diag.message_primary})")
     finally:
         if not driver.closed:
             driver.execute("RESET lock_timeout")

@@ -1,7 +1,8 @@
-"""Triggers that refuse transitions that `jobs/states` does not allow, generated from its tables.
+"""Triggers: guards that refuse transitions which `jobs/states` does not allow, generated from its tables, and triggers
+that record the effects of changes on searches, assets and callbacks.
 
-The whole rule is in each trigger's WHEN clause: a legal update costs a few comparisons, and PL/pgSQL runs only to
-refuse. The functions they call are in sql/schema/90_after.sql.
+The whole rule of a guard is in its WHEN clause: a legal update costs a few comparisons, and PL/pgSQL runs only to
+refuse. The functions that guards call are in sql/schema/90_after.sql.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -61,7 +62,7 @@ def triggers() -> list[Trigger]:
 
 def _search_triggers() -> list[Trigger]:
     """They call the function of sql/schema/92_job_search.sql: a job can be found as soon as it exists, and by its
-    error."""
+    error when it has failed."""
     failed = "NEW.error_message IS NOT NULL AND OLD.status <> NEW.status"
     return [
         _trigger(Job, "is_searchable", "AFTER INSERT", "true", "make_searchable"),

@@ -1,7 +1,8 @@
 """The rights of the roles with which processes run, if another role, DB_ADMIN_USER, owns the schema.
 
-The role of the platform may read and write rows, but not change tables; `dagmaster doctor` lists missing rights. The
-role of map servers may read what they serve and the keys of callers, and record when a key was used.
+The role of the platform may read and write rows, but not change tables: partitions are created and dropped by functions
+that run as the owner. `dagmaster doctor` lists missing rights. The role of map servers may read what they serve, and
+the keys and sessions of callers, and record when a key was used.
 """
 
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ _READ_BY_MAPS = (
     "layer_catalog",
     "signing_keys",
     "api_keys",
+    "web_sessions",
 )
 _STATEMENTS_OF_MAPS = (
     "GRANT USAGE ON SCHEMA {schema} TO {role}",

@@ -106,7 +106,7 @@ def _unwrap(field: FieldInfo) -> tuple[Any, bool, list[Any]]:
         origin, arguments = get_origin(kind), get_args(kind)
         if origin is Annotated:
             kind = arguments[0]
-            notes += [note for given in arguments[1:] for note in _notes(given)]
+            notes += [note for metadata in arguments[1:] for note in _notes(metadata)]
         elif origin in {Union, UnionType} and NoneType in arguments:
             others = [argument for argument in arguments if argument is not NoneType]
             kind, nullable = others[0] if len(others) == 1 else JsonValue, True
@@ -114,8 +114,8 @@ def _unwrap(field: FieldInfo) -> tuple[Any, bool, list[Any]]:
             return kind, nullable, notes
 
 
-def _notes(given: Any) -> Sequence[Any]:
-    return given.metadata if isinstance(given, FieldInfo) else [given]
+def _notes(metadata: Any) -> Sequence[Any]:
+    return metadata.metadata if isinstance(metadata, FieldInfo) else [metadata]
 
 
 def _sql_type(kind: Any) -> sa.types.TypeEngine[Any]:

@@ -160,8 +160,8 @@ SELECT 'idle' AS kind, c.job_id, c.node_id, c.attempt, k.fan_out AS parent_node_
  LIMIT %(limit)s;
 
 -- name: promote_nodes
--- Nodes that pass through `ready` on their way to another state in this transaction: each change of state is a
--- transition of its own.
+-- Set nodes to `ready` that get another state later in this transaction: each change of state is a transition of its
+-- own.
 UPDATE dagapp.dag_node_states n
    SET status = 'ready', not_before = NULL, version = n.version + 1
   FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[]) AS k (job_id, node_id)
@@ -180,7 +180,7 @@ change AS MATERIALIZED (
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
            AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
                  error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
-                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, taken int, label text,
+                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, settled_stale int, label text,
                  started_at timestamptz,
                  finished_at timestamptz)
 ), moved AS (
@@ -208,7 +208,7 @@ change AS MATERIALIZED (
            cancelled_count = CASE WHEN n.total IS NOT NULL OR m.total IS NOT NULL
                                   THEN coalesce(n.cancelled_count, 0) + coalesce(m.ended_cancelled, 0) END,
            idle_count = n.idle_count - coalesce(m.woken, 0),
-           stale_count = n.stale_count - coalesce(m.taken, 0),
+           stale_count = n.stale_count - coalesce(m.settled_stale, 0),
            label = coalesce(m.label, n.label),
            is_idle = CASE WHEN m.status = 'pending' THEN n.is_idle END,
            dispatched_at = CASE WHEN m.status = 'dispatched' THEN (SELECT dagapp.clock()) ELSE n.dispatched_at END,

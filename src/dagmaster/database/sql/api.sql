@@ -112,7 +112,7 @@ SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_par
  WHERE job_id = %(job_id)s;
 
 -- name: api_job_brief
--- The facts of a job that reads of its parts need.
+-- The few columns of a job that reads of its nodes and events need.
 SELECT status, definition_hash, owner_id, last_sequence, dagapp.clock() AS now,
        jsonb_path_query_array(deferred_work, '$[*] ? (exists (@.node_id) && exists (@.handler) && exists (@.known_at))')
            AS deferred_work

@@ -287,7 +287,7 @@ UPDATE dagapp.asset_versions
  WHERE asset_id = %(asset_id)s AND version_ordinal = %(ordinal)s;
 
 -- name: asset_version_submit
--- A new version, or a new revision of one: it is queued and waits for its review.
+-- Write a new version, or a new revision of one: it is queued and waits for its review.
 INSERT INTO dagapp.asset_versions AS v
        (asset_id, version_ordinal, version_label, platform_refs, revision, current_job_id)
 VALUES (%(asset_id)s, %(ordinal)s, %(label)s, %(platform_refs)s, %(revision)s, %(job_id)s)
@@ -303,7 +303,7 @@ VALUES (%(asset_id)s, %(ordinal)s, %(label)s, %(platform_refs)s, %(revision)s, %
        updated_at = dagapp.clock();
 
 -- name: asset_revision_insert
--- A revision and what was submitted for it.
+-- Insert a revision with what was submitted for it.
 INSERT INTO dagapp.asset_revisions
        (asset_id, version_ordinal, revision, job_id, workflow_id, parameters, parameters_hash, source, source_etag,
         source_size, submitted_by)
@@ -311,7 +311,7 @@ VALUES (%(asset_id)s, %(ordinal)s, %(revision)s, %(job_id)s, %(workflow_id)s, %(
         %(source)s, %(source_etag)s, %(source_size)s, %(actor)s);
 
 -- name: asset_revision_review
--- The decision on a revision. Its documents cannot change from now on.
+-- Record the decision on a revision. Its documents cannot change from now on.
 UPDATE dagapp.asset_revisions
    SET reviewed_as = %(reviewed_as)s,
        reviewed_at = dagapp.clock()

@@ -63,6 +63,7 @@ SELECT pgstac.upsert_collection(wanted.content)
  WHERE NOT EXISTS (SELECT FROM known WHERE known.content = wanted.content);
 
 -- name: catalog_count
+-- The number of items of a collection.
 SELECT count(*) AS items
   FROM pgstac.items
  WHERE collection = %(collection)s;
@@ -76,6 +77,7 @@ SELECT coalesce(content -> 'bbox', pgstac.geom_bbox(geometry)) AS bbox,
  WHERE collection = %(collection)s;
 
 -- name: catalog_set_extent
+-- Set the extent of a collection, if it differs.
 UPDATE pgstac.collections
    SET content = jsonb_set(content, '{extent}', %(extent)s::jsonb)
  WHERE id = %(collection)s AND content -> 'extent' IS DISTINCT FROM %(extent)s::jsonb

@@ -74,6 +74,7 @@ SELECT stored.content -> 'bbox' AS bbox,
    AND stored.document_id <> '';
 
 -- name: documents_set_extent
+-- Set the extent of the collection of a revision, if it differs.
 UPDATE dagapp.stac_documents
    SET content = jsonb_set(content, '{extent}', %(extent)s::jsonb)
  WHERE dataset_id = %(dataset_id)s
@@ -83,9 +84,9 @@ UPDATE dagapp.stac_documents
    AND content -> 'extent' IS DISTINCT FROM %(extent)s::jsonb;
 
 -- name: documents_earlier
--- What the documents of an earlier revision of an asset say: of the newest completed revision of this version, else of the
--- newest other version. Three columns describe this version only: `created` is when the first of its items was created,
--- `times` has the times of its items if they differ, and `newest` is its newest completed revision.
+-- The first item of an earlier revision of an asset: of the newest completed revision of this version, else of the newest other
+-- version. Three columns describe this version only: `created` is when the first of its items was created, `times` has the times
+-- of its items if they differ, and `newest` is its newest completed revision.
 WITH completed AS MATERIALIZED (
     SELECT asset.dataset_id, run.version_ordinal, run.revision
       FROM dagapp.geospatial_assets AS asset

@@ -1,6 +1,7 @@
 -- The parts of a job that its export reads, by key, a page at a time.
 
 -- name: export_nodes
+-- Nodes and children.
 SELECT node_id, status, parent_node_id, fan_out_index, label, input_params, output, output_ref, error_message, error, reason,
        attempt, retry_count, loss_count, max_retries, not_before, total, expanded, remaining, failed_count, cancelled_count,
        idle_count, stale_count, dispatched_at, started_at, completed_at, version, run
@@ -26,6 +27,7 @@ SELECT t.node_id, t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority
  LIMIT %(limit)s;
 
 -- name: export_checkpoints
+-- Checkpoints of all nodes.
 SELECT node_id, name, attempt, data, saved_at, artifacts
   FROM dagapp.dag_checkpoints
  WHERE job_id = %(job_id)s AND (node_id, name) > (%(node_id)s::text, %(name)s::text)

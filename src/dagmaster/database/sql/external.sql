@@ -2,7 +2,7 @@
 -- sql/external/schema.sql; pgSTAC is used if it is deployed there.
 
 -- name: external_is_ready
--- Whether the tables exist, whether pgSTAC does, and whether it is the database of an installation instead.
+-- Whether the tables exist, whether pgSTAC is deployed, and whether this is the database of an installation.
 SELECT to_regclass('dagmaster_public.layer_generations') IS NOT NULL AS has_tables,
        to_regclass('pgstac.collections') IS NOT NULL AS has_catalog,
        to_regclass('dagapp.geospatial_assets') IS NOT NULL AS is_installation;

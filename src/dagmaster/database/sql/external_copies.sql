@@ -93,8 +93,8 @@ SELECT job_id
    FOR SHARE;
 
 -- name: copies_claim
--- Let a job that a person submitted or resumed make or remove the external copies of a revision, if no other job does, and if
--- the state of the asset still requires it.
+-- Record that a job which a person submitted or resumed makes or removes the external copies of a revision, if no other job does,
+-- and if the state of the asset still requires it.
 UPDATE dagapp.asset_revisions AS r
    SET external_job_id = %(job_id)s,
        is_external_job_running = true,
@@ -145,7 +145,7 @@ UPDATE dagapp.asset_revisions
    AND withdrawal_due_at IS NULL;
 
 -- name: copies_batches
--- The last document of each batch of documents of a revision. The collection is the first of all.
+-- The last document of each batch of documents of a revision. The first document of all is the collection.
 SELECT max(document_id) AS last_id, count(*)::int AS documents
   FROM (
            SELECT document_id, (row_number() OVER (ORDER BY document_id) - 1) / %(size)s::int AS batch

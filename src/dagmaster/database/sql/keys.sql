@@ -1,4 +1,4 @@
--- API keys: found with each request, changed by administrators. Secrets are stored as hashes only.
+-- API keys: looked up for each request, changed by administrators. Secrets are stored as hashes only.
 
 -- part: key_columns
 key_id, name, scopes, platform_id, queues, expires_at, previous_until, revoked_at, last_used_at, created_at, created_by

@@ -10,7 +10,7 @@ SELECT n.parent_node_id AS node_id,
  GROUP BY n.parent_node_id;
 
 -- name: legacy_output_fields
--- Some fields of the outputs of nodes; those that are not objects have none.
+-- Some fields of the outputs of nodes; an output that is not an object has none.
 SELECT n.node_id, jsonb_object_agg(f.name, n.output -> f.name) AS fields
   FROM dagapp.dag_node_states n
   JOIN unnest(%(names)s::text[]) AS f (name)

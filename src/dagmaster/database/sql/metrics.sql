@@ -11,7 +11,7 @@ SELECT pg_database_size(current_database()) AS size_bytes,
           FROM pg_stat_activity a
          WHERE a.xact_start IS NOT NULL AND a.backend_type = 'client backend' AND a.pid <> pg_backend_pid()
        ) AS oldest_transaction_seconds,
-       (SELECT jsonb_object_agg(s.relname, jsonb_build_array(s.n_live_tup, s.n_dead_tup))
+       (SELECT jsonb_object_agg(s.relname, jsonb_build_object('live', s.n_live_tup, 'dead', s.n_dead_tup))
           FROM pg_stat_user_tables s
          WHERE s.schemaname = 'dagapp' AND s.relname = ANY (%(tables)s)) AS rows_by_table,
        (SELECT count(*)::int FROM dagapp.callback_events e WHERE e.state = 'pending') AS pending_callbacks,

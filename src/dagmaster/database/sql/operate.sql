@@ -83,7 +83,7 @@ WITH job AS MATERIALIZED (
       FROM job
      UNION ALL
     SELECT job_id, last_sequence + 1 + a.place, a.node_id, 'node_reset', 'pending', epoch,
-           CASE WHEN a.is_reexpanded THEN '{"anew": true}'::jsonb END
+           CASE WHEN a.is_reexpanded THEN '{"is_reexpanded": true, "anew": true}'::jsonb END
       FROM job
      CROSS JOIN named a
      UNION ALL
@@ -112,7 +112,7 @@ UPDATE dagapp.dag_jobs j
 RETURNING j.resume_count;
 
 -- name: request_cancel
--- Request a job's end; its owner acts on it. The first request is stored.
+-- Request a job's end; its owner acts on it. Only the first request is stored.
 WITH requested AS (
     UPDATE dagapp.dag_jobs
        SET cancel_requested_at = dagapp.clock(), cancel_requested_by = %(by)s, cancel_reason = %(reason)s,

@@ -256,7 +256,7 @@ SELECT set_config('synchronous_commit', 'off', true), pg_notify(channel, '')
   FROM unnest(%(channels)s::text[]) AS channel;
 
 -- name: forget_silent_instances
--- Delete orchestrators and workers without a heartbeat for a day that own no jobs.
+-- Delete workers without a heartbeat for a day, and such orchestrators if they own no jobs.
 WITH deleted AS (
     DELETE FROM dagapp.workers
      WHERE heartbeat_at < dagapp.clock() - interval '1 day'

@@ -1,5 +1,5 @@
 -- name: store_payload
--- Insert the row of a payload, or renew its age if it is stored again. Another transaction that stores the same payload waits
+-- Insert the row of a payload, or reset its age if it is stored again. Another transaction that stores the same payload waits
 -- here. The parts follow in the same transaction.
 INSERT INTO dagapp.dag_payloads AS p (job_id, sha256, size_bytes, is_kept)
 VALUES (%(job_id)s, %(sha256)s, %(size_bytes)s, %(is_kept)s)

@@ -89,7 +89,7 @@ SELECT key_id, secret
  LIMIT 1;
 
 -- name: add_first_signing_key
--- The first key, unless another process has just added it.
+-- Add the first key, unless another process has just added it.
 INSERT INTO dagapp.signing_keys (key_id, secret)
 VALUES ('1', %(secret)s)
     ON CONFLICT (key_id) DO NOTHING;

@@ -1,3 +1,5 @@
+-- Delete jobs that ended long ago. The comment of a statement names the rows that it deletes.
+
 -- name: retention_lock
 -- One instance deletes at a time, until its transaction ends.
 SELECT pg_try_advisory_xact_lock(hashtext('dagapp.retention')) AS is_acquired;
@@ -99,7 +101,7 @@ DELETE FROM dagapp.dag_jobs
 RETURNING job_id;
 
 -- name: retention_letters
--- Dead letters of tasks whose job was deleted. A refused submission stays until an operator deletes it.
+-- Dead letters of tasks whose job was deleted. A refused submission stays until an operator replays it.
 WITH old AS MATERIALIZED (
     SELECT d.dead_letter_id
       FROM dagapp.dag_dead_letters d

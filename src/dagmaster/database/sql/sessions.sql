@@ -1,4 +1,4 @@
--- Sessions of browsers: found with each request, begun by signing in and ended by signing out.
+-- Sessions of browsers: looked up for each request, started by signing in and ended by signing out.
 
 -- name: find_session
 -- The session of a request. It is valid while the secret of the key with which its owner signed in is accepted.
@@ -20,7 +20,7 @@ SELECT s.session_id, s.secret_hash, s.key_id,
  WHERE s.session_id = %(session_id)s;
 
 -- name: start_session
--- A new session, and the event that records who signed in.
+-- Start a session, and record who signed in.
 WITH started AS (
     INSERT INTO dagapp.web_sessions (session_id, secret_hash, key_id, key_hash, name, scopes, platform_id, expires_at)
     SELECT %(session_id)s, %(secret_hash)s, %(key_id)s, %(key_hash)s, %(name)s, %(scopes)s::text[], %(platform_id)s,

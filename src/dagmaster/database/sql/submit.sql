@@ -1,5 +1,5 @@
 -- name: insert_definitions
--- Store each definition once, under the hash of its content. In key order, because concurrent submitters wait for each other.
+-- Store each definition once, under the hash of its content. In key order, so that concurrent submitters do not deadlock.
 INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body)
 SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
   FROM jsonb_to_recordset(%(definitions)s::jsonb)
@@ -8,7 +8,7 @@ SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
     ON CONFLICT DO NOTHING;
 
 -- name: create_jobs
--- Jobs, their nodes and their first events in one statement. A job or message that is known already is left as it is.
+-- Create jobs, their nodes and their first events in one statement. A job or message that is known already is left as it is.
 WITH given AS MATERIALIZED (
     SELECT a.*
       FROM jsonb_to_recordset(%(jobs)s::jsonb)
@@ -73,7 +73,7 @@ VALUES (%(message_id)s, %(queue)s, %(body)s)
 RETURNING message_id;
 
 -- name: has_messages
--- Whether a submission waits: mostly there is none, and no transaction is needed.
+-- Whether a submission waits. Usually none does, and no transaction is needed.
 SELECT 1
   FROM dagapp.dag_job_messages
  WHERE queue = %(queue)s

@@ -227,9 +227,8 @@ SELECT dataset_id, version_ordinal, revision, document_id, reason, count(*) OVER
  LIMIT %(limit)s;
 
 -- name: storage_open_uploads
--- Uploads that are not finished although their time is over.
+-- All uploads that are not finished although their time is over.
 SELECT upload_id, container, blob, size_bytes, expires_at
   FROM dagapp.uploads
  WHERE finished_at IS NULL AND expires_at < dagapp.clock() - make_interval(secs => %(age)s)
- ORDER BY expires_at
- LIMIT %(limit)s;
+ ORDER BY expires_at;

@@ -1,4 +1,4 @@
--- Earlier definitions of workflows, and how their jobs went.
+-- The stored definitions of workflows, and the results of their jobs.
 
 -- part: definition_columns
 d.definition_hash, d.workflow_version, d.created_at AS first_used_at, used.last_used_at,

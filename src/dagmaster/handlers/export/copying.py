@@ -25,7 +25,7 @@ from dagmaster.handlers.export import documents
 from dagmaster.handlers.export.exporter import Stopped, TransferOrder
 from dagmaster.handlers.frozen import FrozenModel
 from dagmaster.jobs.states import NodeStatus
-from dagmaster.storage.location import Edition, Location, Zone, intermediate
+from dagmaster.storage.location import STAC_COLLECTION, Edition, Location, Zone, intermediate, is_mosaic
 
 Json = dict[str, Any]
 
@@ -202,7 +202,7 @@ def _copy_file(
 ) -> CopiedObject:
     copy_location = external(ctx, source.blob)
     prefix = ctx.addresses.external_base
-    if documents.is_mosaic(source) and prefix is not None:
+    if is_mosaic(source) and prefix is not None:
         cogs = ctx.addresses.external(external(ctx, edition_of(target).cog("x"))).removesuffix("x")
         return _put(ctx, session, target, copy_location, documents.external_mosaic(ctx.storage.get(source), cogs))
     expected = documents.checksum_of(asset) or ctx.storage.sha256(source)
@@ -277,7 +277,7 @@ def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, 
 def _delete_unless_current(
     ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location
 ) -> None:
-    """Delete an object of an export that is no longer current, or of which that cannot be checked; raise the reason."""
+    """Delete the object and raise the reason if the export is no longer current, or if that cannot be checked."""
     try:
         _require_current(lambda: session.is_current(target), target)
     except DagmasterError:
@@ -330,7 +330,7 @@ def finish(ctx: SyncContext, params: FinishParams) -> Exported:
         if collection is None:
             raise UnfitData(f"{target} has no collection", code="export.no-documents")
         document = documents.external_collection(collection, edition_of(target), ctx.addresses.public_base, items)
-        written = _write(ctx, session, target, documents.COLLECTION, document)
+        written = _write(ctx, session, target, STAC_COLLECTION, document)
         objects[written.blob] = written
         manifest = external(ctx, edition_of(target).manifest())
         content = orjson.dumps(_manifest(target, objects), option=orjson.OPT_INDENT_2)

@@ -147,9 +147,11 @@ class DataFactory:
     ) -> dict[str, Any]:
         """The response as JSON. Raises `UnknownOutcome` if it is not known whether a request that must not be repeated
         was carried out."""
-        problem, has_renewed = "", False
+        problem, pause, has_renewed = "", 0.0, False
         async with _client() as http:
             for number in range(TRIES):
+                if pause:
+                    await self._sleep(pause)
                 pause = min(MAX_PAUSE_SECONDS, self._pause_seconds * 2**number)
                 try:
                     response = await self._send(http, method, path, body)
@@ -165,14 +167,13 @@ class DataFactory:
                     problem = f"the response status is {response.status_code}"
                     if response.status_code == httpx2.codes.UNAUTHORIZED and not has_renewed:
                         self._identity.forget()
-                        has_renewed = True
+                        has_renewed, pause = True, 0.0
                         continue
                     if response.status_code < 500 and response.status_code != httpx2.codes.TOO_MANY_REQUESTS:
                         raise _refused(response)
                     if response.status_code >= 500 and not is_repeatable:
                         raise UnknownOutcome
                     pause = _retry_after(response, pause)
-                await self._sleep(pause)
         raise Unavailable(f"Azure Data Factory cannot be reached: {problem}", code="adf.unreachable")
 
     async def _send(

@@ -2,8 +2,8 @@
 
     stac/<dataset>/v<ordinal>/r<revision>/collection.json, <item>.json
 
-Files and documents of the same revision are named relative to the document, so that the catalogue can be read wherever
-the zone is reached, and copied elsewhere. Links to map tiles and other versions, which only the map server has, use its
+Hrefs of files and documents of the same revision are relative, so that the catalogue can be read under any URL of the
+zone, and copied to another place. Links to map tiles and other versions, which only the map server has, use its
 public URL; they are left out if it has none. The functions do not access storage.
 """
 
@@ -16,12 +16,11 @@ from urllib.parse import quote
 import orjson
 
 from dagmaster.addresses import location_of
-from dagmaster.storage.location import Edition, Location
+from dagmaster.storage.location import STAC_COLLECTION, Edition, Location
 
 Json = dict[str, Any]
 
-COLLECTION: Final = "collection.json"
-_WITHIN: Final = frozenset({"root", "parent", "collection"})
+_COLLECTION_RELATIONS: Final = frozenset({"root", "parent", "collection"})
 _NOT_STATIC: Final = frozenset({"self", "items", "item", "data", "conformance", "search"})
 
 
@@ -51,7 +50,7 @@ def checksum_of(asset: Json) -> str | None:
 def external_item(item: Json, edition: Edition, served_at: str | None) -> Json:
     """`served_at` is the public URL of the map server, if it has one."""
     document = _rewritten(item, edition, served_at)
-    document["links"] = [*_links_within(("root", "parent", "collection")), *document["links"]]
+    document["links"] = [*_collection_links(("root", "parent", "collection")), *document["links"]]
     return document
 
 
@@ -61,7 +60,7 @@ def external_collection(collection: Json, edition: Edition, served_at: str | Non
         {"rel": "item", "type": "application/geo+json", "href": f"./{quote(item_name(item_id))}"}
         for item_id in sorted(item_ids)
     ]
-    document["links"] = [*_links_within(("root",)), *items, *document["links"]]
+    document["links"] = [*_collection_links(("root",)), *items, *document["links"]]
     return document
 
 
@@ -78,10 +77,6 @@ def external_mosaic(document: bytes, cogs_url: str) -> bytes:
     return orjson.dumps(mosaic | {"asset_prefix": cogs_url, "tiles": tiles})
 
 
-def is_mosaic(location: Location) -> bool:
-    return location.blob.startswith("mosaics/") and location.blob.endswith(".json")
-
-
 def _rewritten(document: Json, edition: Edition, served_at: str | None) -> Json:
     """A copy with hrefs for the external zone, and only with the links that a static document may have."""
     document = copy.deepcopy(document)
@@ -93,9 +88,9 @@ def _rewritten(document: Json, edition: Edition, served_at: str | None) -> Json:
     if "assets" in document:
         document["assets"] = assets
     links = [link for link in document.get("links") or [] if isinstance(link, dict)]
-    kept = [link for link in links if link.get("rel") not in _WITHIN | _NOT_STATIC]
+    exported = [link for link in links if link.get("rel") not in _COLLECTION_RELATIONS | _NOT_STATIC]
     document["links"] = [
-        {**link, "href": href} for link in kept if (href := _href(str(link.get("href") or ""), edition, served_at))
+        {**link, "href": href} for link in exported if (href := _href(str(link.get("href") or ""), edition, served_at))
     ]
     return document
 
@@ -110,8 +105,8 @@ def _href(href: str, edition: Edition, served_at: str | None) -> str | None:
     return href or None
 
 
-def _links_within(relations: Sequence[str]) -> list[Json]:
-    return [{"rel": rel, "type": "application/json", "href": f"./{COLLECTION}"} for rel in relations]
+def _collection_links(relations: Sequence[str]) -> list[Json]:
+    return [{"rel": rel, "type": "application/json", "href": f"./{STAC_COLLECTION}"} for rel in relations]
 
 
 def _assets(document: Json) -> dict[str, Json]:

@@ -3,6 +3,7 @@
 The handlers verify the checksums afterwards.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -128,8 +129,6 @@ class PipelineCopy:
 
 
 def open_exporter(settings: Settings) -> Exporter:
-    import asyncio
-
     if settings.exporter == "copy":
         return WorkerCopy()
     return PipelineCopy(DataFactory.of(settings), asyncio.sleep, settings.adf_poll_sec)

@@ -56,6 +56,6 @@ def remove(ctx: SyncContext, params: TargetParams) -> Removed:
                 code="external.not-current",
                 hint="no action is needed",
             )
-    if left := next(iter(ctx.storage.external_objects(edition)), None):
-        raise HandlerFailed(f"{left.location} still exists", code="external.left")
+    if remaining := next(iter(ctx.storage.external_objects(edition)), None):
+        raise HandlerFailed(f"{remaining.location} still exists", code="external.left")
     return Removed(object_count=count)

@@ -11,17 +11,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.handlers.raster.documents import cog_of, item_of
-from dagmaster.handlers.raster.findings import findings_as_json, log_findings
-from dagmaster.handlers.raster.outputs import GridParams, Tier, in_silver, megabytes, publish
+from dagmaster.handlers.raster.findings import log_findings, reported
+from dagmaster.handlers.raster.outputs import GridParams, in_silver, megabytes, publish
 from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow, ValidAreaResult
 from dagmaster.handlers.raster.sources import SourceParams, facts_of_source, find_source, public_name, unchanged
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, footprint
 from dagmaster.raster.analysis.statistics import Partials, measure, summarize
 from dagmaster.raster.cog.grid import OutputGrid, output_grid
-from dagmaster.raster.cog.profiles import CogProfile, profile_of
+from dagmaster.raster.cog.profiles import CogProfile, Tier, profile_of
 from dagmaster.raster.cog.stack import bordered
 from dagmaster.raster.cog.write import CogFacts, make_cog, write_cog
 from dagmaster.raster.source.facts import RasterFacts, RasterType, read_facts
@@ -47,8 +47,8 @@ class OutputParams(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    about: About
-    output_tier: Tier = "analysis"
+    about: DatasetDescription
+    output_tier: Tier = Tier.ANALYSIS
     jpeg_quality: int = Field(85, ge=1, le=100)
     overview_level: int = Field(2, ge=0, le=10)
     exact_statistics: bool = True
@@ -108,8 +108,8 @@ def single_grid(
     return grid
 
 
-def cog_name(about: About, part: str | None) -> str:
-    return f"{part or about.dataset_id}.tif"
+def cog_name(description: DatasetDescription, part: str | None) -> str:
+    return f"{part or description.dataset_id}.tif"
 
 
 # Writes a COG with this profile to a path, and reports the fraction that is done.
@@ -163,14 +163,14 @@ def _bordered_writer(ctx: SyncContext, params: CreateCogParams, grid: OutputGrid
                 nodata=options.nodata_value,
                 source_crs=options.source_crs,
                 remote=any(each.is_remote for each in (source, *neighbours)),
-            ) as whole,
+            ) as complete,
         ):
             return write_cog(
-                whole.pixels,
-                whole.bands,
+                complete.pixels,
+                complete.bands,
                 target,
                 grid,
-                core=whole.core,
+                core=complete.core,
                 profile=profile,
                 raster_type=kind,
                 exact_statistics=params.exact_statistics,
@@ -206,13 +206,12 @@ def write_described(
     """
     edition = params.about.writable_edition(ctx)
     cog = _write(ctx, params, write, edition, own=own, name=name, is_only_cog=part is None)
-    provenance = _provenance(ctx, params.source) if isinstance(params, CogParams) else {}
-    if provenance.get("source_name"):
-        lineage_start = f"{provenance['source_name']}{_in_brackets(provenance['source_crs'])} "
-    lineage = lineage_start + _lineage(params, cog.facts, provenance.get("source_sha256"))
-    about = params.about.model_copy(update={"lineage": lineage, **provenance})
+    provenance = _provenance(ctx, params.source) if isinstance(params, CogParams) else None
+    if provenance and provenance.source_name:
+        lineage_start = f"{provenance.source_name}{_in_brackets(provenance.source_crs)} "
+    lineage = lineage_start + _lineage(params, cog.facts, provenance.source_sha256 if provenance else None)
+    description = params.about.model_copy(update={"lineage": lineage, **(asdict(provenance) if provenance else {})})
     asset = mosaics.mosaic_asset(ctx.storage.gdal_path(cog.location), name=name)
-    ground = cog.footprint
     facts = cog.facts
     return CogResult(
         cog_blob=cog.location.blob,
@@ -233,10 +232,12 @@ def write_described(
         partials=[partial.pack() for partial in cog.own_statistics],
         infinite=cog.infinite,
         valid_area=ValidAreaResult(**asdict(facts.valid_area)),
-        findings=findings_as_json(cog.findings),
+        findings=reported(cog.findings),
         asset=CogAsset.of(asset),
-        footprint=CogFootprint(geometry=ground.geometry, bbox=ground.bbox) if ground else None,
-        stac_item=_store_item(ctx, about, edition, cog, raster_type=raster_type, part=part, shown_as=params.shown_as),
+        footprint=CogFootprint(geometry=cog.footprint.geometry, bbox=cog.footprint.bbox) if cog.footprint else None,
+        stac_item=_store_item(
+            ctx, description, edition, cog, raster_type=raster_type, part=part, shown_as=params.shown_as
+        ),
     )
 
 
@@ -304,14 +305,14 @@ def _write(
         if facts.clamped:
             ctx.logger.warning("values were clamped to the data type", clamped=facts.clamped, data_type=facts.dtype)
         raster = read_facts(path)
-        whole, counted = facts.statistics, facts.own_statistics
+        statistics, own_statistics = facts.statistics, facts.own_statistics
         if not params.exact_statistics:
-            whole = measure(path, overview_level=params.overview_level)
-            counted = measure(path, (0, 0, *own), overview_level=params.overview_level) if own else whole
-        ground = None if facts.is_empty else footprint(path)
+            statistics = measure(path, overview_level=params.overview_level)
+            own_statistics = measure(path, (0, 0, *own), overview_level=params.overview_level) if own else statistics
+        data_footprint = None if facts.is_empty else footprint(path)
         header = header_bytes(path)
         location = publish(ctx.storage, edition.cog(name), path, StorageTier(profile.storage_tier))
-    cog = _PublishedCog(location, facts, raster, ground, whole, counted, header)
+    cog = _PublishedCog(location, facts, raster, data_footprint, statistics, own_statistics, header)
     log_findings(ctx.logger, cog.findings)
     return cog
 
@@ -329,7 +330,7 @@ def _progress(ctx: SyncContext) -> Callable[[float], None]:
 
 def _store_item(
     ctx: SyncContext,
-    about: About,
+    description: DatasetDescription,
     edition: Edition,
     published: _PublishedCog,
     *,
@@ -342,7 +343,7 @@ def _store_item(
         return None
     storage, facts, addresses = ctx.storage, published.facts, ctx.addresses.stored()
     cog = cog_of(
-        about,
+        description,
         addresses.file(published.location),
         published.raster,
         facts.size_bytes,
@@ -351,10 +352,10 @@ def _store_item(
         statistics=summarize(published.statistics),
         header_bytes=published.header_bytes,
     )
-    item_id = stac_item_id(about.dataset_id, about.version_ordinal, part)
+    item_id = stac_item_id(description.dataset_id, description.version_ordinal, part)
     location = in_silver(storage, edition.stac(f"{item_id}.json"))
     created = _created(storage, location, facts.sha256)
-    item = item_of(about, addresses, cog, published.footprint, tile=part, shown_as=shown_as, created=created)
+    item = item_of(description, addresses, cog, published.footprint, tile=part, shown_as=shown_as, created=created)
     storage.put(location, orjson.dumps(item))
     return item
 
@@ -368,13 +369,21 @@ def _created(storage: Storage, location: Location, sha256: str) -> datetime | No
     return datetime.fromisoformat(stored["properties"]["created"]) if is_same else None
 
 
-def _provenance(ctx: SyncContext, source: SourceParams) -> dict[str, str | None]:
-    """Name, CRS and checksum of the source. A name that is not fit for publication is left out."""
-    return {
-        "source_name": public_name(find_source(ctx.storage, source, ctx.job_id)),
-        "source_crs": source.crs or source.source_crs,
-        "source_sha256": source.sha256,
-    }
+@dataclass(frozen=True, slots=True)
+class _Provenance:
+    """Fields of the description. A name that is not fit for publication is left out."""
+
+    source_name: str | None
+    source_crs: str | None
+    source_sha256: str | None
+
+
+def _provenance(ctx: SyncContext, source: SourceParams) -> _Provenance:
+    return _Provenance(
+        source_name=public_name(find_source(ctx.storage, source, ctx.job_id)),
+        source_crs=source.crs or source.source_crs,
+        source_sha256=source.sha256,
+    )
 
 
 def _in_brackets(crs: str | None) -> str:

@@ -1,6 +1,6 @@
 """The layout of a collection: which of its files keep their pixels, and the grid that the others are resampled to.
 
-    files ─▶ groups on one pixel grid ─▶ the group that is kept, if half of the files are in it ─▶ findings
+    files ─▶ groups on one pixel grid ─▶ the group that is kept, if at least half of the files are in it ─▶ findings
 
 The first task of a job and the command line apply the same rules.
 """
@@ -32,11 +32,11 @@ _SAME_AREA = 0.9
 
 @dataclass(frozen=True, slots=True)
 class CollectionLayout:
-    """Files of the group `kept` keep their pixels. Others are resampled to pixels of `resolution`, counted from
+    """Files of the group `kept_group` keep their pixels. Others are resampled to pixels of `resolution`, counted from
     `origin`; without it, from the fixed origin of the CRS. `resolution` and `origin` are None if all files are kept."""
 
     groups: list[GridGroup]
-    kept: GridGroup | None
+    kept_group: GridGroup | None
     resolution: Size | None
     origin: tuple[float, float] | None
     findings: list[Finding]
@@ -46,17 +46,23 @@ def layout_of(files: Sequence[RasterFacts], options: Options, resolution: Size) 
     """`resolution` is the pixel size of the first file's output. Raises UnfitData if the files do not fit together."""
     require_alike(list(files))
     groups = grid_groups(files)
-    kept = _kept_group(files, groups, options)
-    if kept is not None and len(kept.members) == len(files):
-        return CollectionLayout(groups, kept, None, None, _findings(files, groups, kept, options.target_crs))
+    kept_group = _kept_group(files, groups, options)
+    if kept_group is not None and len(kept_group.members) == len(files):
+        return CollectionLayout(
+            groups, kept_group, None, None, _findings(files, groups, kept_group, options.target_crs)
+        )
     origin = None
-    if kept is not None:
-        first = files[kept.members[0]]
+    if kept_group is not None:
+        first = files[kept_group.members[0]]
         assert first.resolution is not None
         assert first.transform is not None
         resolution, origin = first.resolution, (first.transform[2], first.transform[5])
-    _require_one_resolution(files, options.target_crs, resolution, origin, example=kept.members[0] if kept else 0)
-    return CollectionLayout(groups, kept, resolution, origin, _findings(files, groups, kept, options.target_crs))
+    _require_one_resolution(
+        files, options.target_crs, resolution, origin, example=kept_group.members[0] if kept_group else 0
+    )
+    return CollectionLayout(
+        groups, kept_group, resolution, origin, _findings(files, groups, kept_group, options.target_crs)
+    )
 
 
 def _kept_group(files: Sequence[RasterFacts], groups: list[GridGroup], options: Options) -> GridGroup | None:
@@ -97,15 +103,18 @@ def _require_one_resolution(
 
 
 def _findings(
-    files: Sequence[RasterFacts], groups: list[GridGroup], kept: GridGroup | None, target_crs: str
+    files: Sequence[RasterFacts], groups: list[GridGroup], kept_group: GridGroup | None, target_crs: str
 ) -> list[Finding]:
     """Findings about differences and overlaps that a user may not expect in files that are submitted together."""
     findings = []
     if len(groups) > 1:
-        how = "each group of files is resampled separately"
-        if kept is not None:
-            how = f"{len(kept.members)} of {len(files)} files keep their pixels, the others are resampled to their grid"
-        reason = f"the files are on {len(groups)} different pixel grids: {how}, and values may differ at the seams"
+        consequence = "each group of files is resampled separately"
+        if kept_group is not None:
+            kept_count = f"{len(kept_group.members)} of {len(files)}"
+            consequence = f"{kept_count} files keep their pixels, the others are resampled to their grid"
+        reason = (
+            f"the files are on {len(groups)} different pixel grids: {consequence}, and values may differ at the seams"
+        )
         findings.append(info("collection.grids-differ", reason, "resample them to one grid first: `gdalwarp -tap -tr`"))
     if same := _same_area(files, target_crs):
         findings.append(same)
@@ -143,7 +152,7 @@ def _bounds_in(crs: str, file: RasterFacts) -> tuple[float, float, float, float]
     return BBox(*bounds).unrolled()  # in units other than degrees, west is never greater than east
 
 
-def overlaps(boxes: Boxes, of: np.ufunc = np.minimum) -> NDArray[np.int64]:
+def overlaps(boxes: Boxes, compared_area: np.ufunc = np.minimum) -> NDArray[np.int64]:
     """For each box, how many other boxes cover the same area: their intersection with it has at least 90 % of the
     smaller of the two areas, or with `np.maximum` of the larger."""
     west, south, east, north = boxes.T
@@ -152,6 +161,6 @@ def overlaps(boxes: Boxes, of: np.ufunc = np.minimum) -> NDArray[np.int64]:
     for at, (left, bottom, right, top) in enumerate(boxes):
         widths = np.clip(np.minimum(east, right) - np.maximum(west, left), 0, None)
         heights = np.clip(np.minimum(north, top) - np.maximum(south, bottom), 0, None)
-        is_same = widths * heights >= _SAME_AREA * of(areas, areas[at])
+        is_same = widths * heights >= _SAME_AREA * compared_area(areas, areas[at])
         counts.append(np.count_nonzero(is_same) - int(is_same[at]))
     return np.array(counts)

@@ -1,6 +1,7 @@
 """The dataset that a job makes: its description, and its description in earlier revisions.
 
-The first task of a job fills in the description; all later tasks are given the same one, under the name `about`.
+The first task of a job fills in the description; all later tasks are given the same one. In params and outputs it is
+named `about`, also in those of jobs that earlier releases started.
 """
 
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from dagmaster import __version__
 from dagmaster.database.assets.documents import EarlierRevision
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.outputs import writable_edition
+from dagmaster.stac.item import item_id
 from dagmaster.stac.values import Dataset, Processing, Provider, Version
-from dagmaster.stac.when import Basis, When, better_of, when_of
+from dagmaster.stac.when import Basis, ItemTime, better_of, when_of
 from dagmaster.storage.location import Edition
 
 Json = dict[str, Any]
@@ -29,15 +31,15 @@ class TimeRange(BaseModel):
     end: datetime | None = None
     basis: Basis = "given"
 
-    def when(self) -> When:
-        return When(self.start, self.end, self.basis)
+    def when(self) -> ItemTime:
+        return ItemTime(self.start, self.end, self.basis)
 
     @classmethod
-    def of(cls, when: When) -> "TimeRange":
+    def of(cls, when: ItemTime) -> "TimeRange":
         return cls(start=when.start, end=when.end, basis=when.basis)
 
 
-class About(BaseModel):
+class DatasetDescription(BaseModel):
     """The description of a dataset, and which edition of it is made.
 
     `created` is the time of the first revision of the version, if there is an earlier one.
@@ -117,7 +119,7 @@ class Predecessor:
         """The title, without the name of the part that an item appends to it."""
         if self.entry is None:
             return None
-        part = self.entry.item_id.removeprefix(f"{self.dataset_id}-v{self.entry.ordinal}").removeprefix("-")
+        part = self.entry.item_id.removeprefix(item_id(self.dataset_id, self.entry.ordinal)).removeprefix("-")
         title: str | None = self.entry.properties.get("title")
         return title.removesuffix(f" ({part})") if title and part else title
 
@@ -136,15 +138,15 @@ class Predecessor:
     def created(self) -> datetime | None:
         return datetime.fromisoformat(self.entry.created) if self.entry and self.entry.created else None
 
-    def when(self, measured: When, item_id: str | None = None) -> When:
+    def when(self, measured: ItemTime, item_id: str | None = None) -> ItemTime:
         """The better of the measured and the stored time: of an item, or of the version if all its items share one."""
         if self.entry is None or not self.is_same_version:
             return measured
         times = self.entry.times
         if item_id is None and times:
             return measured
-        known = when_of(times.get(item_id or "", {}) if times else self.entry.properties)
-        return better_of(known, measured) if known else measured
+        recorded = when_of(times.get(item_id or "", {}) if times else self.entry.properties)
+        return better_of(recorded, measured) if recorded else measured
 
 
 def now() -> datetime:

@@ -1,7 +1,7 @@
 """STAC documents of a raster dataset, from the facts and statistics of its files.
 
-Their URLs are paths of the map server, which adds its base in each response. They contain no other information about
-where files are.
+Their URLs are paths of the map server, which adds its base in each response. The documents contain no other
+information about where files are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 
 from dagmaster.addresses import Addresses
 from dagmaster.bbox import BBox
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.raster.analysis.footprint import Footprint
 from dagmaster.raster.analysis.statistics import BandStatistics
 from dagmaster.raster.source.facts import RasterFacts
@@ -21,8 +21,8 @@ from dagmaster.stac.values import Cog, Links
 from dagmaster.storage.location import Location
 
 
-def links_of(about: About, addresses: Addresses, item_id: str | None = None) -> Links:
-    dataset_id, ordinal = about.dataset_id, about.version_ordinal
+def links_of(description: DatasetDescription, addresses: Addresses, item_id: str | None = None) -> Links:
+    dataset_id, ordinal = description.dataset_id, description.version_ordinal
     collection = addresses.collection(dataset_id)
     return Links(
         collection=collection,
@@ -34,7 +34,7 @@ def links_of(about: About, addresses: Addresses, item_id: str | None = None) -> 
 
 
 def cog_of(
-    about: About,
+    description: DatasetDescription,
     href: str,
     facts: RasterFacts,
     size_bytes: int,
@@ -45,12 +45,19 @@ def cog_of(
     header_bytes: int | None = None,
 ) -> Cog:
     return Cog(
-        href, facts, size_bytes, sha256, statistics, raster_type, band_names=about.band_names, header_bytes=header_bytes
+        href,
+        facts,
+        size_bytes,
+        sha256,
+        statistics,
+        raster_type,
+        band_names=description.band_names,
+        header_bytes=header_bytes,
     )
 
 
 def item_of(
-    about: About,
+    description: DatasetDescription,
     addresses: Addresses,
     cog: Cog,
     footprint: Footprint,
@@ -59,25 +66,25 @@ def item_of(
     shown_as: Mapping[str, Any] | None = None,
     created: datetime | None = None,
 ) -> Json:
-    item_id = items.item_id(about.dataset_id, about.version_ordinal, tile)
+    item_id = items.item_id(description.dataset_id, description.version_ordinal, tile)
     return items.item(
-        dataset=about.dataset(),
-        version=about.version(),
-        when=about.when.when(),
+        dataset=description.dataset(),
+        version=description.version(),
+        when=description.when.when(),
         cog=cog,
         footprint=footprint,
-        processing=about.processing(),
-        links=links_of(about, addresses, item_id),
+        processing=description.processing(),
+        links=links_of(description, addresses, item_id),
         tile=tile,
         shown_as=shown_as,
-        platform=about.platform_refs,
-        thumbnail=None if tile else addresses.preview(about.dataset_id, about.version_ordinal),
-        created=created or about.created,
+        platform=description.platform_refs,
+        thumbnail=None if tile else addresses.preview(description.dataset_id, description.version_ordinal),
+        created=created or description.created,
     )
 
 
 def collection_of(
-    about: About,
+    description: DatasetDescription,
     addresses: Addresses,
     bbox: BBox,
     sample_items: Sequence[Json],
@@ -90,21 +97,21 @@ def collection_of(
     assets = collections.CollectionAssets(
         mosaic=addresses.file(mosaic) if mosaic else None,
         tiling_scheme=addresses.file(tiling_scheme) if tiling_scheme else None,
-        thumbnail=addresses.preview(about.dataset_id, about.version_ordinal),
+        thumbnail=addresses.preview(description.dataset_id, description.version_ordinal),
         whole=whole,
     )
     document = collections.collection(
-        dataset=about.dataset(),
-        version=about.version(),
+        dataset=description.dataset(),
+        version=description.version(),
         bbox=bbox,
         items=sample_items,
-        links=links_of(about, addresses),
+        links=links_of(description, addresses),
         assets=assets,
-        when=about.when.when(),
-        platform=about.platform_refs,
-        source_sha256=about.source_sha256,
-        created=about.created or about.processed_at,
-        updated=about.processed_at,
+        when=description.when.when(),
+        platform=description.platform_refs,
+        source_sha256=description.source_sha256,
+        created=description.created or description.processed_at,
+        updated=description.processed_at,
     )
     if whole is not None:
         document["renders"] = renders(whole)

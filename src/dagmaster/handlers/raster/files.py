@@ -7,10 +7,10 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from dagmaster.errors import InvalidRequest, NotFound, UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.outputs import COLLECTION, in_silver, megabytes
+from dagmaster.handlers.raster.outputs import in_silver, megabytes
 from dagmaster.handlers.raster.results import DocumentsResult, InventoryResult, ItemDocuments, MountResult
 from dagmaster.handlers.raster.sources import SourceParams, find_source, unchanged
-from dagmaster.storage.location import Edition, Folder, Zone, intermediate
+from dagmaster.storage.location import STAC_COLLECTION, Edition, Folder, Zone, intermediate
 
 
 def blob_to_mount(ctx: SyncContext, params: SourceParams) -> MountResult:
@@ -37,7 +37,7 @@ class EditionParams(BaseModel):
 def stac_documents(ctx: SyncContext, params: EditionParams) -> DocumentsResult:
     """Read the collection that an earlier job stored, and list its item documents."""
     edition = Edition(params.dataset_id, params.version_ordinal, params.revision)
-    collection = in_silver(ctx.storage, edition.stac(COLLECTION))
+    collection = in_silver(ctx.storage, edition.stac(STAC_COLLECTION))
     if not ctx.storage.exists(collection):
         raise UnfitData(
             f"version {params.version_ordinal}, revision {params.revision} of dataset '{params.dataset_id}' "
@@ -46,7 +46,7 @@ def stac_documents(ctx: SyncContext, params: EditionParams) -> DocumentsResult:
             hint="process the dataset first, or correct its id, version or revision",
         )
     folder = Folder(Zone.SILVER, collection.container, str(PurePosixPath(collection.blob).parent))
-    names = sorted(item.location.blob for item in ctx.storage.list(folder) if item.location.name != COLLECTION)
+    names = sorted(item.location.blob for item in ctx.storage.list(folder) if item.location.name != STAC_COLLECTION)
     return DocumentsResult(collection=orjson.loads(ctx.storage.get(collection)), blobs=names, count=len(names))
 
 

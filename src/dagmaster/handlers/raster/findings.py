@@ -5,33 +5,35 @@ findings of every COG ──────┴─▶ MergedFindings ─▶ `finding
 """
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from dagmaster.handlers.context import TaskLogger
-from dagmaster.handlers.raster.dataset import Json
-from dagmaster.raster.validation.findings import Checked, Finding, Severity, Verdict
+from dagmaster.handlers.frozen import FrozenModel
+from dagmaster.raster.validation.findings import Finding, Severity
 
 MAX_PLACES = 5
 
 Stage = Literal["validation", "processing"]
 
 
-class MergedFinding(BaseModel):
-    """All findings with the same code. Message, advice and fix are those of the first one.
-
-    `count` is their number, and `places` are the first files or tiles that have one. `stage` is `validation` if it was
-    found before any output was written, and `processing` if every pixel had to be read for it.
-    """
-
-    model_config = ConfigDict(frozen=True)
+class ReportedFinding(FrozenModel):
+    """A finding in the output of a task. `fix` may be a correction that only another release knows."""
 
     code: str
     severity: Severity
     message: str
     advice: str = ""
     fix: str | None = None
+
+
+class MergedFinding(ReportedFinding):
+    """All findings with the same code. Message, advice and fix are those of the first one.
+
+    `count` is their number, and `places` are the first files or tiles that have one. `stage` is `validation` if it was
+    found before any output was written, and `processing` if every pixel had to be read for it.
+    """
+
     stage: Stage = "validation"
     count: int = 1
     places: list[str] = []
@@ -43,21 +45,26 @@ class MergedFindings:
     def __init__(self) -> None:
         self._by_code: dict[str, MergedFinding] = {}
 
-    def add(self, findings: Iterable[Json], stage: Stage = "validation", *, place: str | None = None) -> None:
+    def add(
+        self, findings: Iterable[ReportedFinding], stage: Stage = "validation", *, place: str | None = None
+    ) -> None:
+        places = [place] if place else []
         for finding in findings:
-            new = MergedFinding.model_validate({"stage": stage, "places": [place] if place else [], **finding})
-            first = self._by_code.get(new.code)
-            self._by_code[new.code] = _joined(first, new) if first else new
+            self._add(MergedFinding(**dict(finding), stage=stage, places=places))
 
-    def add_earlier(self, findings: Iterable[Json]) -> None:
-        """Add findings of the validation, except for codes of processing, whose figures are those of all pixels."""
-        self.add([finding for finding in findings if finding["code"] not in self._by_code])
+    def add_earlier(self, findings: Iterable[MergedFinding]) -> None:
+        """Add findings of the validation, except codes that processing has reported, which has read all pixels."""
+        for finding in [each for each in findings if each.code not in self._by_code]:
+            self._add(finding)
 
-    def to_json(self) -> list[Json]:
+    def _add(self, finding: MergedFinding) -> None:
+        first = self._by_code.get(finding.code)
+        self._by_code[finding.code] = _joined(first, finding) if first else finding
+
+    def most_severe_first(self) -> list[MergedFinding]:
         """The most severe first."""
         worst_first = list(Severity)[::-1]
-        ordered = sorted(self._by_code.values(), key=lambda finding: worst_first.index(finding.severity))
-        return [finding.model_dump(mode="json") for finding in ordered]
+        return sorted(self._by_code.values(), key=lambda finding: worst_first.index(finding.severity))
 
 
 def _joined(first: MergedFinding, other: MergedFinding) -> MergedFinding:
@@ -65,9 +72,8 @@ def _joined(first: MergedFinding, other: MergedFinding) -> MergedFinding:
     return first.model_copy(update={"count": first.count + other.count, "places": places[:MAX_PLACES]})
 
 
-def findings_as_json(findings: Iterable[Finding]) -> list[Json]:
-    as_json: list[Json] = Checked(Verdict.WARN, findings=tuple(findings)).to_dict()["findings"]
-    return as_json
+def reported(findings: Iterable[Finding]) -> list[ReportedFinding]:
+    return [ReportedFinding(**asdict(finding)) for finding in findings]
 
 
 def log_findings(logger: TaskLogger, findings: Iterable[Finding]) -> None:

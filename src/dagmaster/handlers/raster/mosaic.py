@@ -10,10 +10,10 @@ from dagmaster.bbox import BBox
 from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.handlers.raster.documents import cog_of, collection_of
-from dagmaster.handlers.raster.findings import MergedFindings
-from dagmaster.handlers.raster.outputs import COLLECTION, in_silver, megabytes, publish
+from dagmaster.handlers.raster.findings import MergedFinding, MergedFindings, ReportedFinding
+from dagmaster.handlers.raster.outputs import in_silver, megabytes, publish
 from dagmaster.handlers.raster.results import DatasetResult, MosaicPart, MosaicResult, TileBatchResult
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.raster.analysis import mosaic as mosaics
@@ -21,7 +21,7 @@ from dagmaster.raster.analysis.footprint import Footprint, union
 from dagmaster.raster.analysis.overlaps import CountedCog, count_once, covering
 from dagmaster.raster.analysis.statistics import Partial, Partials, combine, summarize
 from dagmaster.raster.source.facts import read_facts
-from dagmaster.storage.location import Edition, Location, Zone
+from dagmaster.storage.location import STAC_COLLECTION, Edition, Location, Zone
 
 
 class MosaicParams(BaseModel):
@@ -29,27 +29,27 @@ class MosaicParams(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    about: About
+    about: DatasetDescription
     raster_type: str = "auto"
     results_of: Json
     tiling_scheme_blob: str | None = None
-    findings: list[Json] = []
+    findings: list[MergedFinding] = []
 
 
 def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     """Write the mosaic of all COGs, compute their common statistics, and make the STAC collection."""
-    storage, about = ctx.storage, params.about
-    edition = about.writable_edition(ctx)
+    storage, description = ctx.storage, params.about
+    edition = description.writable_edition(ctx)
     is_tiled = params.tiling_scheme_blob is not None
     parts = _gather(ctx, is_tiled=is_tiled)
     # The mosaic is named after the id: a title may change, but a published object must not.
-    document = mosaics.mosaic(parts.assets, name=about.dataset_id)
+    document = mosaics.mosaic(parts.assets, name=description.dataset_id)
     location = publish(storage, edition.mosaic(), mosaics.encode(document))
     # Tiles count only the part that no following tile covers; other COGs may overlap in any way.
     statistics = summarize(parts.partials if is_tiled else _counted_once(ctx, parts.assets))
     addresses = ctx.addresses.stored()
     whole = cog_of(
-        about,
+        description,
         addresses.file(location),
         read_facts(storage.gdal_path(parts.first), remote=True),
         0,
@@ -57,11 +57,11 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
         raster_type=params.raster_type,
         statistics=statistics,
     )
-    ground = union(parts.footprints)
-    assert ground is not None  # a tiling scheme has at least one tile with data
+    footprint = union(parts.footprints)
+    assert footprint is not None  # `_gather` requires a COG with data
     scheme = in_silver(storage, params.tiling_scheme_blob) if params.tiling_scheme_blob else None
     collection = collection_of(
-        about, addresses, ground.bbox, parts.sample_items, mosaic=location, whole=whole, tiling_scheme=scheme
+        description, addresses, footprint.bbox, parts.sample_items, mosaic=location, whole=whole, tiling_scheme=scheme
     )
     _store_collection(ctx, edition, collection)
     parts.findings.add_earlier(params.findings)
@@ -73,12 +73,12 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
         minzoom=document["minzoom"],
         maxzoom=document["maxzoom"],
         bounds=document["bounds"],
-        bbox=ground.bbox,
+        bbox=footprint.bbox,
         statistics=[None if band is None else band.as_json() for band in statistics],
         size_mb=megabytes(parts.size_bytes),
         collection=collection,
-        findings=parts.findings.to_json(),
-        **_served_urls(ctx, about),
+        findings=parts.findings.most_severe_first(),
+        **_served_urls(ctx, description),
     )
 
 
@@ -151,11 +151,11 @@ def _cogs(ctx: SyncContext) -> Iterator[MosaicPart]:
 
 
 def _store_collection(ctx: SyncContext, edition: Edition, collection: Json) -> None:
-    ctx.storage.put(in_silver(ctx.storage, edition.stac(COLLECTION)), orjson.dumps(collection))
+    ctx.storage.put(in_silver(ctx.storage, edition.stac(STAC_COLLECTION)), orjson.dumps(collection))
 
 
-def _served_urls(ctx: SyncContext, about: About) -> dict[str, str]:
-    dataset_id, ordinal = about.dataset_id, about.version_ordinal
+def _served_urls(ctx: SyncContext, description: DatasetDescription) -> dict[str, str]:
+    dataset_id, ordinal = description.dataset_id, description.version_ordinal
     if dataset_id == job_dataset_id(ctx.job_id):
         return {}
     return {
@@ -172,10 +172,10 @@ class DescribeParams(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    about: About
+    about: DatasetDescription
     item: Json
-    findings: list[Json] = []
-    cog_findings: list[Json] = []
+    findings: list[MergedFinding] = []
+    cog_findings: list[ReportedFinding] = []
 
 
 def describe_dataset(ctx: SyncContext, params: DescribeParams) -> DatasetResult:
@@ -186,4 +186,6 @@ def describe_dataset(ctx: SyncContext, params: DescribeParams) -> DatasetResult:
     findings = MergedFindings()
     findings.add(params.cog_findings, "processing")
     findings.add_earlier(params.findings)
-    return DatasetResult(collection=collection, findings=findings.to_json(), **_served_urls(ctx, params.about))
+    return DatasetResult(
+        collection=collection, findings=findings.most_severe_first(), **_served_urls(ctx, params.about)
+    )

@@ -23,6 +23,7 @@ from dagmaster.raster.source.window import BLOCK
 from dagmaster.raster.validation.findings import Finding, info, warn
 from dagmaster.raster.validation.header_rules import Ceilings
 from dagmaster.web_mercator import METRES_PER_DEGREE
+from dagmaster.workflows.raster import becomes_tiles
 
 TILE_ABOVE_MB = 500.0  # the default of the workflows
 _WEB_MERCATOR_LIMIT = 85.06  # degrees of latitude
@@ -45,11 +46,9 @@ class Options(BaseModel):
     tile_above_mb: float | None = None
 
     def is_tiled(self, facts: RasterFacts) -> bool:
-        """Whether the source becomes tiles with a mosaic, or a single COG. This is the only place that decides it."""
-        if self.tile_above_mb is None:
-            return False
+        """Whether the source becomes tiles with a mosaic, or a single COG."""
         crosses = facts.bounds_4326 is not None and facts.bounds_4326.crosses_antimeridian
-        return crosses or facts.raw_bytes > self.tile_above_mb * 1e6
+        return becomes_tiles(self.tile_above_mb, raw_bytes=facts.raw_bytes, crosses_antimeridian=crosses)
 
 
 def require_possible(
@@ -74,11 +73,14 @@ def require_possible(
 
 def require_alike(files: list[RasterFacts]) -> None:
     """Files of one collection are shown on one map, so they need the same bands."""
-    names: dict[str, list[str]] = {}
+    names_by_bands: dict[str, list[str]] = {}
     for facts in files:
-        names.setdefault(f"{facts.count} × {facts.dtype}", []).append(facts.name)
-    if len(names) > 1:
-        groups = [f"{bands}: {', '.join(own[:3])}{', …' if len(own) > 3 else ''}" for bands, own in names.items()]
+        names_by_bands.setdefault(f"{facts.count} × {facts.dtype}", []).append(facts.name)
+    if len(names_by_bands) > 1:
+        groups = [
+            f"{bands}: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+            for bands, names in names_by_bands.items()
+        ]
         raise UnfitData(
             f"the files differ in their bands ({'; '.join(groups)})",
             code="collection.mixed",

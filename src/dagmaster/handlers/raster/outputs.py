@@ -1,7 +1,6 @@
 """What raster handlers write, and the params that all outputs share."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -16,8 +15,6 @@ from dagmaster.storage.store import StorageTier
 from dagmaster.storage.zones import Storage
 
 _MEGABYTE = 1_000_000
-COLLECTION = "collection.json"
-Tier = Literal["visualization", "analysis", "archive"]
 
 
 class GridParams(BaseModel):

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from dagmaster.bbox import BBox
 from dagmaster.handlers.frozen import FrozenModel
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json
+from dagmaster.handlers.raster.findings import MergedFinding, ReportedFinding
 from dagmaster.handlers.raster.outputs import megabytes
 from dagmaster.handlers.raster.sources import SourceParams
 from dagmaster.raster.analysis.footprint import Footprint
@@ -32,8 +33,8 @@ class ValidationResult(FrozenModel):
     shape: tuple[int, int]
     detected_type: str
     verdict: str
-    findings: list[Json]
-    about: About
+    findings: list[ReportedFinding]
+    about: DatasetDescription
     source: SourceParams
     content_hash: str | None = None
 
@@ -43,7 +44,7 @@ class CollectionPart(FrozenModel):
 
     source: SourceParams
     part: str
-    about: About
+    about: DatasetDescription
     neighbours: list[SourceParams] = []
 
 
@@ -53,13 +54,13 @@ class CollectionValidationResult(FrozenModel):
     `content_hash` is a SHA-256 over the checksums of all files.
     """
 
-    about: About
+    about: DatasetDescription
     detected_type: str
     resolution: tuple[float, float] | None
     origin: tuple[float, float] | None = None
     shown_as: Json
     parts: list[CollectionPart]
-    findings: list[Json]
+    findings: list[MergedFinding]
     content_hash: str | None = None
 
 
@@ -190,7 +191,7 @@ class MosaicPart(FrozenModel):
     asset: CogAsset
     footprint: CogFootprint | None
     stac_item: Json | None
-    findings: list[Json] = []
+    findings: list[ReportedFinding] = []
 
 
 class ValidAreaResult(FrozenModel):
@@ -249,7 +250,7 @@ class DatasetResult(ServedUrls):
     """`findings` are those of the validation and of all COGs, one for each code."""
 
     collection: Json
-    findings: list[Json] = []
+    findings: list[MergedFinding] = []
 
 
 class MosaicResult(DatasetResult):

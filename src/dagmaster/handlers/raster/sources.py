@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dagmaster.errors import Conflict, NotFound, UnfitData
 from dagmaster.handlers.context import GiveBack
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.handlers.raster.documents import cog_of
 from dagmaster.handlers.raster.outputs import in_silver
 from dagmaster.raster.analysis.statistics import BandStatistics, partial_of, summarize
@@ -152,7 +152,7 @@ def public_name(source: SourceFile) -> str | None:
     return None if leak_in(source.name) else source.name
 
 
-def renders_of(source: SourceFile, facts: RasterFacts, about: About, kind: RasterType) -> Json:
+def renders_of(source: SourceFile, facts: RasterFacts, description: DatasetDescription, kind: RasterType) -> Json:
     """The renders of all tiles, from a sample of the source: with different ranges, borders between tiles would be
     visible."""
     with opened(source.gdal_path, remote=source.is_remote) as dataset:
@@ -161,4 +161,4 @@ def renders_of(source: SourceFile, facts: RasterFacts, about: About, kind: Raste
     for index in range(facts.count):
         values = sample.values(index) if sample.patches and index < len(sample.patches[0].values) else None
         statistics += summarize((partial_of(values),)) if values is not None and values.size else (None,)
-    return renders(cog_of(about, "", facts, 0, "", raster_type=kind.value, statistics=statistics))
+    return renders(cog_of(description, "", facts, 0, "", raster_type=kind.value, statistics=statistics))

@@ -108,11 +108,11 @@ def _write(
     kind = _type_of(params.source(params.blob_names[0]))
 
     def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
-        with opened() as whole:
-            grid = single_grid(whole.facts, params)
+        with opened() as stack:
+            grid = single_grid(stack.facts, params)
             return write_cog(
-                whole.pixels,
-                whole.bands,
+                stack.pixels,
+                stack.bands,
                 target,
                 grid,
                 profile=profile,

@@ -8,7 +8,7 @@ from pydantic import Field
 from dagmaster.errors import UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.cogs import CogParams, write_tile
-from dagmaster.handlers.raster.dataset import About, Json
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.handlers.raster.outputs import GridParams, in_silver, publish
 from dagmaster.handlers.raster.results import (
     CogResult,
@@ -35,7 +35,7 @@ class SchemeParams(GridParams):
     """
 
     source: SourceParams
-    about: About
+    about: DatasetDescription
     tile_size: int | None = None
     overlap: int | None = Field(None, ge=0)
     recipe: Json = {}
@@ -43,8 +43,8 @@ class SchemeParams(GridParams):
 
 def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSchemeResult:
     """Divide the output grid into tiles, leave out those without data, and store the scheme as GeoJSON."""
-    options, about = params.source, params.about
-    edition = about.writable_edition(ctx)
+    options, description = params.source, params.about
+    edition = description.writable_edition(ctx)
     source = find_source(ctx.storage, options, ctx.job_id)
     kind = options.kind or RasterType.UNKNOWN
     with unchanged(ctx.storage, source, options.etag):
@@ -64,12 +64,12 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
             unset_alpha=options.unset_alpha,
             remote=source.is_remote,
         )
-        shown_as = renders_of(source, facts, about, kind)
+        shown_as = renders_of(source, facts, description, kind)
     if not with_data:
         raise UnfitData("no tile would contain data", code="raster.all-nodata", hint="check the nodata value")
     document = scheme_to_geojson(TilingScheme(grid, size, overlap, with_data))
-    origin = {"source": source.name, "size_bytes": facts.size_bytes, **params.recipe}
-    location = _publish_scheme(ctx.storage, edition, document | {"recipe": origin})
+    recipe = {"source": source.name, "size_bytes": facts.size_bytes, **params.recipe}
+    location = _publish_scheme(ctx.storage, edition, document | {"recipe": recipe})
     return TilingSchemeResult(
         tiling_scheme_blob=location.blob,
         tiling_scheme_container=location.container,
@@ -106,8 +106,8 @@ def _publish_scheme(storage: Storage, edition: Edition, document: Json) -> Locat
 
 
 def _without_options(document: Json) -> Json:
-    origin = {name: value for name, value in document["recipe"].items() if name in ("source", "size_bytes")}
-    return orjson.loads(orjson.dumps(document | {"recipe": origin}))  # type: ignore[no-any-return]
+    recipe = {name: value for name, value in document["recipe"].items() if name in ("source", "size_bytes")}
+    return orjson.loads(orjson.dumps(document | {"recipe": recipe}))  # type: ignore[no-any-return]
 
 
 def _largest_first(tiles: Iterable[Tile]) -> list[Tile]:

@@ -1,9 +1,10 @@
 """Validate files before any output is written, and describe the dataset that they become."""
 
+import hashlib
 import itertools
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -13,13 +14,13 @@ from pydantic import Field
 
 from dagmaster.database.assets.documents import RevisionKey, read_earlier
 from dagmaster.database.connect import translate_errors
-from dagmaster.dataset_ids import job_dataset_id
+from dagmaster.dataset_ids import MAX_ID_LENGTH, job_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.context import SyncContext
 from dagmaster.handlers.raster.cogs import MAX_NEIGHBOURS
 from dagmaster.handlers.raster.collection import CollectionLayout, layout_of, overlaps
-from dagmaster.handlers.raster.dataset import About, Json, Predecessor, TimeRange, now
-from dagmaster.handlers.raster.findings import MergedFindings, findings_as_json, log_findings
+from dagmaster.handlers.raster.dataset import DatasetDescription, Json, Predecessor, TimeRange, now
+from dagmaster.handlers.raster.findings import MergedFinding, MergedFindings, ReportedFinding, log_findings, reported
 from dagmaster.handlers.raster.options import Options, advice_on, require_possible
 from dagmaster.handlers.raster.outputs import megabytes, writable_edition
 from dagmaster.handlers.raster.recipe import claim, recipe_of
@@ -47,6 +48,8 @@ from dagmaster.stac.when import choose_when
 from dagmaster.storage.location import Edition
 from dagmaster.storage.sources import SourceFile, SourceOrigin
 from dagmaster.storage.zones import Storage
+
+_HASH_DIGITS = 12
 
 
 class ValidateParams(SourceParams):
@@ -76,7 +79,7 @@ def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
     options, facts, source = params.options, valid.facts, valid.source
     title = PurePosixPath(source.name).stem
     edition = _edition(ctx, params)
-    about = _about(params, valid, _predecessor(ctx, edition), title=title, content_hash=valid.sha256)
+    description = _description(params, valid, _predecessor(ctx, edition), title=title, content_hash=valid.sha256)
     claim(ctx.storage, edition, recipe_of(options, [facts], valid.kind, valid.source_crs))
     return ValidationResult(
         file_size_mb=megabytes(facts.size_bytes),
@@ -93,7 +96,7 @@ def validate(ctx: SyncContext, params: ValidateParams) -> ValidationResult:
         detected_type=valid.kind.value,
         verdict=valid.verdict,
         findings=valid.findings,
-        about=about,
+        about=description,
         source=valid.source_params(params),
         content_hash=valid.sha256,
     )
@@ -107,7 +110,7 @@ class _ValidFile:
     facts: RasterFacts
     kind: RasterType
     fixes: Fixes
-    findings: list[Json]
+    findings: list[ReportedFinding]
     verdict: str
     supplied_at: datetime
     source_crs: str | None
@@ -154,7 +157,7 @@ def _validate(ctx: SyncContext, params: ValidateParams) -> _ValidFile:
         facts=facts,
         kind=checked.raster_type,
         fixes=checked.fixes,
-        findings=findings_as_json(findings),
+        findings=reported(findings),
         verdict=verdict_of(findings).value,
         supplied_at=_supplied_at(ctx.storage, source),
         source_crs=checked.fixes.source_crs or params.source_crs,
@@ -200,12 +203,12 @@ def _dataset_id(ctx: SyncContext, params: ValidateParams) -> str:
     return params.collection_id or params.dataset_id or job_dataset_id(ctx.job_id)
 
 
-def _about(
+def _description(
     params: ValidateParams, valid: _ValidFile, predecessor: Predecessor, *, title: str, content_hash: str | None
-) -> About:
+) -> DatasetDescription:
     """The description. Each field is as submitted, else as in an earlier revision, else from the file or `title`."""
     when = choose_when(given=params.datetime, tags=valid.facts.tags, supplied_at=valid.supplied_at)
-    about = About(
+    description = DatasetDescription(
         dataset_id=predecessor.dataset_id,
         version_ordinal=params.version_ordinal,
         revision=params.revision,
@@ -223,22 +226,22 @@ def _about(
         workflow=params.workflow,
         source_sha256=content_hash,
     )
-    _require_publishable(about)
-    return about
+    _require_publishable(description)
+    return description
 
 
-def _require_publishable(about: About) -> None:
+def _require_publishable(description: DatasetDescription) -> None:
     """Refuse texts now that would be refused when the documents are written, at the end of the job."""
-    platform_fields(about.platform_refs)
-    if not is_license(about.license):
+    platform_fields(description.platform_refs)
+    if not is_license(description.license):
         raise InvalidRequest(
-            f"'{about.license[:60]}' is not an SPDX identifier",
+            f"'{description.license[:60]}' is not an SPDX identifier",
             code="stac.license",
             hint="use one such as CC-BY-4.0, or `other`",
         )
-    require_providers(about.providers)
-    names = [provider.name for provider in about.providers]
-    for text in (about.title, about.description, about.version_label, *about.keywords, *names):
+    require_providers(description.providers)
+    names = [provider.name for provider in description.providers]
+    for text in (description.title, description.description, description.version_label, *description.keywords, *names):
         if leak := leak_in(text or ""):
             raise InvalidRequest(
                 f"a text of the dataset contains {leak}", code="stac.text-not-public", hint="remove it from the text"
@@ -284,17 +287,17 @@ def validate_collection(ctx: SyncContext, params: CollectionParams) -> Collectio
     title = (
         predecessor.dataset_id if params.dataset_id or params.collection_id else PurePosixPath(first.source.name).stem
     )
-    about = _about(params, first, predecessor, title=title, content_hash=content_hash)
+    description = _description(params, first, predecessor, title=title, content_hash=content_hash)
     facts = [file.facts for file in valid]
     layout = layout_of(facts, params.options, first.grid.resolution)
     claim(ctx.storage, edition, recipe_of(params.options, facts, first.kind, first.source_crs))
     log_findings(ctx.logger, layout.findings)
     sources = [file.source_params(each) for each, file in zip(params.each(), valid, strict=True)]
     with unchanged(ctx.storage, first.source, first.etag):
-        shown_as = renders_of(first.source, first.facts, about, first.kind)
+        shown_as = renders_of(first.source, first.facts, description, first.kind)
     neighbours = _neighbours(layout, sources)
     return CollectionValidationResult(
-        about=about,
+        about=description,
         detected_type=first.kind.value,
         resolution=layout.resolution,
         origin=layout.origin,
@@ -303,44 +306,46 @@ def validate_collection(ctx: SyncContext, params: CollectionParams) -> Collectio
             CollectionPart(
                 source=sources[at],
                 part=part,
-                about=_part_about(about, params, valid[at], predecessor, part),
+                about=_part_description(description, params, valid[at], predecessor, part),
                 neighbours=neighbours.get(at, []),
             )
-            for at, (_, part) in enumerate(_part_names(params.blob_names))
+            for at, part in enumerate(part_names(params.blob_names))
         ],
         findings=_merged_findings(params, valid, layout),
         content_hash=content_hash,
     )
 
 
-def _merged_findings(params: CollectionParams, valid: list[_ValidFile], layout: CollectionLayout) -> list[Json]:
+def _merged_findings(
+    params: CollectionParams, valid: list[_ValidFile], layout: CollectionLayout
+) -> list[MergedFinding]:
     findings = MergedFindings()
     for blob_name, file in zip(params.blob_names, valid, strict=True):
         findings.add(file.findings, place=blob_name)
-    findings.add(findings_as_json(layout.findings))
-    return findings.to_json()
+    findings.add(reported(layout.findings))
+    return findings.most_severe_first()
 
 
 def _neighbours(layout: CollectionLayout, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
     """For each file that is resampled, the other files on its grid whose pixels are needed to interpolate its edges."""
-    groups = [group for group in layout.groups if group is not layout.kept]
+    groups = [group for group in layout.groups if group is not layout.kept_group]
     return {at: near for group in groups for at, near in _neighbours_in(group, sources).items()}
 
 
 def _neighbours_in(group: GridGroup, sources: list[SourceParams]) -> dict[int, list[SourceParams]]:
     """The neighbours of each file of a group. Empty if the files are read with different options, or cover the same
     area: those are of different times or bands, and a neighbour could be of another time or band."""
-    own = [sources[at] for at in group.members]
+    members = [sources[at] for at in group.members]
     file_fields: Json = {"blob_name": "", "sha256": None, "etag": None}
-    options = {source.model_copy(update=file_fields).model_dump_json() for source in own}
-    has_fixes = own[0].unset_alpha or own[0].dtype is not None
+    options = {source.model_copy(update=file_fields).model_dump_json() for source in members}
+    has_fixes = members[0].unset_alpha or members[0].dtype is not None
     is_same_area = overlaps(group.places.astype(np.float64), np.maximum).any()
     if len(options) > 1 or has_fixes or is_same_area:
         return {}
     neighbours = neighbours_of(group.places)
     if max(map(len, neighbours)) > MAX_NEIGHBOURS:
         return {}
-    return {at: [own[other] for other in near] for at, near in zip(group.members, neighbours, strict=True)}
+    return {at: [members[other] for other in near] for at, near in zip(group.members, neighbours, strict=True)}
 
 
 def _validate_all(ctx: SyncContext, params: CollectionParams) -> list[_ValidFile]:
@@ -359,29 +364,41 @@ def _validate_all(ctx: SyncContext, params: CollectionParams) -> list[_ValidFile
     return valid
 
 
-def _part_about(about: About, params: ValidateParams, file: _ValidFile, predecessor: Predecessor, part: str) -> About:
+def _part_description(
+    description: DatasetDescription, params: ValidateParams, file: _ValidFile, predecessor: Predecessor, part: str
+) -> DatasetDescription:
     """Each file has its own time; the other fields are those of the dataset."""
     when = choose_when(given=params.datetime, tags=file.facts.tags, supplied_at=file.supplied_at)
-    kept = predecessor.when(when, item_id(about.dataset_id, about.version_ordinal, part))
-    return about.model_copy(update={"when": TimeRange.of(kept)})
+    time = predecessor.when(when, item_id(description.dataset_id, description.version_ordinal, part))
+    return description.model_copy(update={"when": TimeRange.of(time)})
 
 
-def _part_names(blob_names: list[str]) -> Iterator[tuple[str, str]]:
-    """Each blob with the name of its COG and item: its file name, with a number if it repeats."""
+def part_names(blob_names: Iterable[str]) -> Iterator[str]:
+    """For each blob, the name of its COG and item: its file name, with a number if it repeats."""
     used: set[str] = set()
     for blob in blob_names:
         plain = part_name(PurePosixPath(blob).name)
-        numbered = (plain if number == 1 else f"{plain}-{number}" for number in itertools.count(1))
+        numbered = (plain if number == 1 else _with_suffix(plain, str(number)) for number in itertools.count(1))
         name = next(name for name in numbered if name not in used)
         used.add(name)
-        yield blob, name
+        yield name
 
 
 def part_name(file_name: str) -> str:
     """The name of a part from that of its file. Ids of stored items contain it, so the rule cannot change.
 
+    A long name is shortened, and ends with digits of a hash of the whole name: files of a series often differ only in
+    the last characters.
+
     >>> part_name("Wellington DEM (2024).tif")
     'wellington-dem-2024'
     """
     stem = re.sub(r"\.(tiff?|img|jp2|vrt)$", "", file_name.strip().lower())
-    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:200].strip("-") or "dataset"
+    plain = re.sub(r"[^a-z0-9]+", "-", stem).strip("-") or "dataset"
+    if len(plain) <= MAX_ID_LENGTH:
+        return plain
+    return _with_suffix(plain, hashlib.sha256(stem.encode()).hexdigest()[:_HASH_DIGITS])
+
+
+def _with_suffix(name: str, suffix: str) -> str:
+    return f"{name[: MAX_ID_LENGTH - len(suffix) - 1].rstrip('-')}-{suffix}"

@@ -202,14 +202,14 @@ class Audit(Replay):
     def _check_outcome(self, end: EventRow) -> None:
         if self.graph is None or self.rebuilt.status == JobStatus.CANCELLED:
             return
-        expected, why = self._expected_outcome()
+        expected, reason = self._expected_outcome()
         data = end.event_data or {}
         # A job may also fail although its nodes did not: by its deadline, or if its outputs cannot be rendered.
         has_own_failure = "reason" in data or str(data.get("error_message", "")).startswith(_OUTPUTS_FAILED)
         if self.rebuilt.status == expected or (self.rebuilt.status == JobStatus.FAILED and has_own_failure):
             return
         message = f"ended as {self.rebuilt.status}, but according to its nodes it is {expected}"
-        self._report(FindingCode.OUTCOME, message + (f" (see '{why}')" if why else ""))
+        self._report(FindingCode.OUTCOME, message + (f" (see '{reason}')" if reason else ""))
 
     def _expected_outcome(self) -> tuple[str, str | None]:
         assert self.graph is not None

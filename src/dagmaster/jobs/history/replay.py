@@ -78,7 +78,7 @@ class Replay:
     def add_event(self, event: EventRow) -> None:
         """Add the next event, in the order of `sequence`."""
         self.rebuilt.events += 1
-        self._in_order(event)
+        self._check_order(event)
         expected = _STATUS_OF.get(event.event_type)
         if expected is not None and event.event_status != expected:
             self._report_event(FindingCode.EVENT, event, f"{event.event_type} has the status '{event.event_status}'")
@@ -91,7 +91,7 @@ class Replay:
         elif event.event_status is not None:
             self._move_job(event, event.event_status)
 
-    def _in_order(self, event: EventRow) -> None:
+    def _check_order(self, event: EventRow) -> None:
         if event.sequence != self._sequence + 1:
             self._report(FindingCode.SEQUENCE, f"event {event.sequence} follows {self._sequence}")
         if event.sequence == 1 and event.event_type != EventType.JOB_CREATED:
@@ -139,7 +139,7 @@ class Replay:
         previous, node.status = node.status, to
         self._check_move(event, node_id, node, previous)
         self._count(node, previous, to)
-        if (event.event_data or {}).get("anew") and to == NodeStatus.PENDING:
+        if to == NodeStatus.PENDING and event.is_reexpanded:
             self._restart_fan_out(node_id)
         match to:
             case NodeStatus.READY:
@@ -191,7 +191,7 @@ class Replay:
             node.run += 1
             node.retry_count = node.loss_count = 0
             node.reason = node.blame = node.chosen = None
-            if (event.event_data or {}).get("anew"):
+            if event.is_reexpanded:
                 node.total = None
         elif to not in _NODE_MOVES.get(previous, ()):
             self._report_event(FindingCode.TRANSITION, event, f"went from {previous} to {to}")

@@ -19,6 +19,12 @@ class EventRow(NamedTuple):
     epoch: int | None
     event_data: Mapping[str, Any] | None
 
+    @property
+    def is_reexpanded(self) -> bool:
+        """Whether the node was reset so that it expands again. Processes of earlier releases write `anew`."""
+        data = self.event_data or {}
+        return bool(data.get("is_reexpanded") or data.get("anew"))
+
 
 class JobRow(NamedTuple):
     job_id: UUID

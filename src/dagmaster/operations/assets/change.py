@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dagmaster.access.caller import Caller
 from dagmaster.access.decision import STAFF, may_decide
 from dagmaster.addresses import Addresses
-from dagmaster.assets.rules import ActionResult, Edition
-from dagmaster.assets.states import AssetState
+from dagmaster.assets.rules import ActionResult
+from dagmaster.assets.states import AssetState, VersionRevision
 from dagmaster.client.models.assets import AssetInfo
 from dagmaster.database.assets.reads import no_such_asset
 from dagmaster.database.assets.rows import Decision, LoadedAsset
@@ -50,8 +50,10 @@ async def change_asset(
     return await store.change(key, rule, decision, publish=publish, admit=admit, versions=versions, if_match=if_match)
 
 
-async def publish(connection: Connection, dataset_id: str, held: Sequence[Edition], wanted: Sequence[Edition]) -> None:
-    await writer_of(dataset_id).publish(connection, held, wanted)
+async def publish(
+    connection: Connection, dataset_id: str, before: Sequence[VersionRevision], after: Sequence[VersionRevision]
+) -> None:
+    await writer_of(dataset_id).publish(connection, before, after)
 
 
 def writer_of(dataset_id: str) -> CollectionWriter:
@@ -66,10 +68,10 @@ async def _prepare(store: AssetStore, key: str, rule: Callable[[LoadedAsset], Ac
     if asset is None:
         return
     try:
-        held, wanted = asset.state.published, rule(asset).state.published
+        before, after = asset.state.published, rule(asset).state.published
     except DagmasterError:
         return
-    if added := [edition for edition in wanted if edition not in held]:
+    if added := [edition for edition in after if edition not in before]:
         await store.prepare(writer_of(asset.dataset_id), added)
 
 
@@ -103,8 +105,8 @@ def _require_revision(asset: AssetState, ordinal: int | None, revision: int | No
 def _require_kept(asset: LoadedAsset, change: ActionResult) -> None:
     """Refuse to publish a revision whose data was purged."""
     for version in change.state.versions:
-        known = asset.state.version(version.ordinal)
-        is_published = version.served_revision == version.revision != (known and known.served_revision)
+        before = asset.state.version(version.ordinal)
+        is_published = version.served_revision == version.revision != (before and before.served_revision)
         if is_published and version.is_purged:
             raise Conflict(
                 f"the data of version {version.ordinal}, revision {version.revision} was purged",

@@ -1,4 +1,4 @@
-"""Delete a version or a whole asset softly. Its data is purged after the retention time."""
+"""Delete a version or a whole asset softly. Its data is purged after `PURGE_DAYS`."""
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules

@@ -1,8 +1,11 @@
 """A submission without effect: what it would create, how it would be processed, or why it would be refused.
 
-Sizes, tiles and seconds are those of past runs of the same workflow, scaled by the size of the source.
+The number of tiles, the size and the seconds are estimates: those of past runs of the same workflow, scaled by the size
+of the source. Whether there are tiles follows from the rule that the job applies; it is unknown as long as the answer
+depends on facts of the file, which is not opened.
 """
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
@@ -15,9 +18,12 @@ from dagmaster.errors import Conflict, InvalidRequest, UnfitData
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.request import CheckedSubmission, check
 from dagmaster.storage import Storage
+from dagmaster.workflows.raster import LARGE_RASTER, RASTER_COLLECTION, becomes_tiles
 
 PAST_RUNS: Final = 5
-_MB: Final = 1_000_000
+# A file is not larger than this many times its uncompressed pixels: overviews add a third to them, a mask an eighth,
+# and compression of noise up to a half.
+_MAX_BYTES_PER_RAW_BYTE: Final = 3.0
 _COMPARABLE: Final = 4.0  # a past run whose source is more than this many times larger or smaller is not comparable
 
 
@@ -32,7 +38,7 @@ async def dry_run(
     """Errors of the request itself are raised; a refusal because of the state of the asset is part of the result."""
     checked = await check(store, library, storage, request, caller)
     runs = await store.past_runs(checked.workflow.workflow_id, PAST_RUNS)
-    is_tiled = _is_tiled(checked, runs)
+    is_tiled = _is_tiled(checked)
     result = AssetSubmissionResult(
         request_id=None,
         outcome=None,
@@ -84,35 +90,45 @@ def _problem(error: Conflict | InvalidRequest | UnfitData) -> dict[str, Any]:
     return {"code": error.code, "detail": error.message, "hint": error.hint, "facts": error.facts}
 
 
-def _is_tiled(checked: CheckedSubmission, runs: Sequence[PastRun]) -> bool | None:
-    """Whether the source becomes several COGs. That depends on its size without compression, which only its file
-    shows: None unless the size of the file, or a past run with a source of about that size, decides it."""
-    if checked.source.is_many:
+def _is_tiled(checked: CheckedSubmission) -> bool | None:
+    """Whether the source becomes several COGs with a mosaic; None if that is unknown.
+
+    The uncompressed size of a file, and whether it crosses the antimeridian, are known once the file is opened. So the
+    rule is applied to the smallest file that it can be, and to the largest one, across the antimeridian.
+    """
+    workflow_id = checked.workflow.workflow_id
+    if workflow_id == RASTER_COLLECTION:
         return len(checked.source.blobs) > 1
-    limit = checked.inputs.get("tile_above_mb")
-    if "tile_above_mb" not in checked.workflow.inputs:
+    if workflow_id == LARGE_RASTER:
         return True
-    size = checked.source.size_bytes
-    if isinstance(limit, int | float) and size > limit * _MB:
-        return True
-    comparable = [run for run in runs if size / _COMPARABLE <= run.source_size <= size * _COMPARABLE]
-    nearest = min(comparable, key=lambda run: abs(run.source_size - size), default=None)
-    return None if nearest is None else nearest.items > 1
+    limit_mb = checked.inputs.get("tile_above_mb")
+    if not isinstance(limit_mb, int | float):
+        return None
+    least_raw_bytes = checked.source.size_bytes / _MAX_BYTES_PER_RAW_BYTE
+    least = becomes_tiles(limit_mb, raw_bytes=least_raw_bytes, crosses_antimeridian=False)
+    most = becomes_tiles(limit_mb, raw_bytes=math.inf, crosses_antimeridian=True)
+    return least if least == most else None
 
 
 def _estimate(checked: CheckedSubmission, runs: Sequence[PastRun], is_tiled: bool | None) -> SubmissionEstimate:
     size = checked.source.size_bytes
-    items = _scaled(size, [(run, run.items) for run in runs])
     size_bytes = _scaled(size, [(run, run.size_bytes) for run in runs])
-    tile_count = 1 if is_tiled is False else None if items is None else max(1, round(items))
-    if checked.source.is_many:
-        tile_count = len(checked.source.blobs)
     return SubmissionEstimate(
-        tile_count=tile_count,
+        tile_count=len(checked.source.blobs) if checked.source.is_many else _tile_count(size, runs, is_tiled),
         size_bytes=None if size_bytes is None else round(size_bytes),
         seconds=_scaled(size, [(run, run.seconds) for run in runs]),
         based_on_runs=len(runs),
     )
+
+
+def _tile_count(size: int, runs: Sequence[PastRun], is_tiled: bool | None) -> int | None:
+    """One if a past run with a source of a similar size made one COG, unless it is known that there are tiles."""
+    comparable = [run for run in runs if size / _COMPARABLE <= run.source_size <= size * _COMPARABLE]
+    nearest = min(comparable, key=lambda run: abs(run.source_size - size), default=None)
+    if is_tiled is False or (is_tiled is None and nearest is not None and nearest.items <= 1):
+        return 1
+    items = _scaled(size, [(run, run.items) for run in runs])
+    return None if items is None else max(1, round(items))
 
 
 def _scaled(size: int, values: Sequence[tuple[PastRun, float | None]]) -> float | None:

@@ -53,7 +53,7 @@ def job_of(library: WorkflowLibrary, due: DueJob) -> NewJob:
 
 
 def _key_of(due: DueJob) -> str:
-    """One job for each decision; after a failed withdrawal, another one."""
+    """The idempotency key: there is one job for each decision, and another one after each failed withdrawal."""
     moment = int(due.due_at.timestamp() * 1_000_000)
     key = due.key
     parts = (due.step.value, key.asset_id, key.version_ordinal, key.revision, moment, due.failures)

@@ -16,25 +16,25 @@ Json = dict[str, Any]
 class ExternalLayers:
     """`public_url` is the base of the URLs in what is published externally."""
 
-    due: PostgresExternalLayers
+    store: PostgresExternalLayers
     catalog: ExternalCatalog
     public_url: str
 
     async def carry_out(self, due: DueLayer) -> None:
         """Write or remove one layer. A failure is recorded and raised; the layer stays due."""
         try:
-            wanted = await self.due.content(due)
+            wanted = await self.store.content(due)
             content = None if wanted is None else _absolute(wanted, self.public_url)
             await self.catalog.put(due.dataset_id, due.layer, due.generation, content)
         except DagmasterError as error:
-            await self.due.failed(due, error.message)
+            await self.store.failed(due, error.message)
             raise
-        await self.due.done(due)
+        await self.store.done(due)
 
     async def carry_out_all(self, limit: int, asset_id: str | None = None) -> int:
         """Write or remove all layers that are due, of all assets or of one, each independently. Returns their number;
         raises the last error."""
-        due = await self.due.due(limit, asset_id)
+        due = await self.store.due(limit, asset_id)
         failure: DagmasterError | None = None
         for layer in due:
             try:
@@ -46,7 +46,7 @@ class ExternalLayers:
         return len(due)
 
     async def close(self) -> None:
-        await self.due.close()
+        await self.store.close()
 
 
 def external_layers(settings: Settings, dsn: str) -> ExternalLayers | None:
@@ -73,9 +73,9 @@ def require_external(settings: Settings) -> None:
         )
 
 
-def _absolute(wanted: WantedContent, base: str) -> ExternalContent:
+def _absolute(content: WantedContent, base: str) -> ExternalContent:
     return ExternalContent(
-        wanted.layer, _rebased(wanted.collection, base), [_rebased(item, base) for item in wanted.items]
+        content.layer, _rebased(content.collection, base), [_rebased(item, base) for item in content.items]
     )
 
 

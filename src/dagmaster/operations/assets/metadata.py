@@ -25,14 +25,14 @@ async def edit_metadata(
 ) -> LayerMetadataInfo:
     """Replace the metadata of a layer; with a `LayerMetadataChange`, fields that it leaves out are not changed. Nothing
     that is published changes."""
-    given = request.model_dump(exclude_none=True, mode="json")
-    check_metadata(given)
+    changes = request.model_dump(exclude_none=True, mode="json")
+    check_metadata(changes)
 
-    def change(known: LayerMetadataInfo) -> Metadata:
+    def change(info: LayerMetadataInfo) -> Metadata:
         if not isinstance(request, LayerMetadataChange):
-            return given
-        kept: dict[str, Any] = {name: getattr(known, name) for name in FIELDS}
-        return {**kept, **{name: given.get(name) for name in request.model_fields_set}}
+            return changes
+        unchanged: dict[str, Any] = {name: getattr(info, name) for name in FIELDS}
+        return {**unchanged, **{name: changes.get(name) for name in request.model_fields_set}}
 
     return await store.edit(key, layer, change, Decision(EDITED, caller.name), if_match=if_match)
 

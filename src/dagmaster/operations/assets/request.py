@@ -8,11 +8,13 @@ from uuid import uuid4
 
 import orjson
 
-from dagmaster.access.caller import Caller, Scope
+from dagmaster.access.caller import Caller
+from dagmaster.access.decision import submitting_platform
 from dagmaster.assets import rules
 from dagmaster.assets.identity import References, RegisteredPlatform, check_references, fault_in
 from dagmaster.assets.rules import SubmissionDecision, SubmittedSource
 from dagmaster.assets.states import AssetState
+from dagmaster.assets.uploads import prefix_of
 from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformInfo
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.assets.submissions import NewSubmission, RevisionTarget
@@ -28,7 +30,7 @@ from dagmaster.storage import Storage
 from dagmaster.workflows.model import Workflow
 from dagmaster.workflows.raster import RASTER_COLLECTION, RASTER_INGEST
 
-LOCAL: Final = ("local", "legacy")  # platforms whose only reference is the name of the dataset
+BUILT_IN_PLATFORMS: Final = ("local", "legacy")  # platforms whose only reference is the name of the dataset
 # Inputs that only the platform sets; `collection_id` is another name of the dataset id.
 RESERVED: Final = frozenset(
     {"dataset_id", "collection_id", "version_ordinal", "revision", "version_label", "platform_refs"}
@@ -72,9 +74,10 @@ async def check(
     workflow = library.get(request.workflow_id or usual_workflow, suggested=_makes_assets)
     _require_assets_workflow(workflow)
     _refuse_reserved(workflow, request.parameters)
-    source = await pin(storage, request.source, prefix=_prefix_of(caller))
+    own_platform_id = submitting_platform(caller)
+    source = await pin(storage, request.source, prefix=prefix_of(own_platform_id) if own_platform_id else None)
     inputs = _checked_inputs(library, workflow, source, request)
-    dataset_ids = _dataset_ids(request.platform_id, references, is_of_partner=caller.has(Scope.B2B))
+    dataset_ids = _dataset_ids(request.platform_id, references, is_of_partner=own_platform_id is not None)
     parameters_hash = _hash([workflow.workflow_id, inputs])
     title = request.parameters.get("title")
     new = NewSubmission(
@@ -105,11 +108,6 @@ def _content_of(request: AssetSubmissionRequest) -> dict[str, Any]:
     return request.model_dump(mode="json", exclude=left_out)
 
 
-def _prefix_of(caller: Caller) -> str | None:
-    """The prefix of a partner's objects in the bronze zone; None for callers who may name all objects."""
-    return f"{caller.platform_id}/" if caller.has(Scope.B2B) else None
-
-
 def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: RevisionTarget) -> NewJob:
     """The job of a revision, with the inputs that only the platform sets."""
     set_inputs = {
@@ -138,10 +136,10 @@ def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: Revisio
 
 
 def _require_own_platform(caller: Caller, platform_id: str) -> None:
-    is_partner = caller.has(Scope.B2B) and not caller.has(Scope.OPERATOR, Scope.ADMIN)
-    if is_partner and caller.platform_id != platform_id:
+    own_platform_id = submitting_platform(caller)
+    if own_platform_id not in (None, platform_id):
         raise NotAllowed(
-            f"this key belongs to the platform '{caller.platform_id}' and cannot submit for '{platform_id}'",
+            f"this key belongs to the platform '{own_platform_id}' and cannot submit for '{platform_id}'",
             code="platform.not-own",
             hint="submit for the platform of the key",
         )
@@ -175,14 +173,14 @@ def _label(platform: PlatformInfo, references: References, request: AssetSubmiss
 
 
 def _dataset_ids(platform_id: str, references: References, *, is_of_partner: bool) -> tuple[str, ...]:
-    """The dataset ids that a new asset may get, the preferred one first, and one that no other asset can have.
+    """The dataset ids that a new asset may get, the preferred one first. The last one ends with digits of the asset id.
 
     A partner never gets a name without a suffix: whether the name is free would reveal the datasets of other platforms.
     If the references contain no ASCII letter or digit, the asset is named after its platform.
     """
     values = list(references.identity.values())
     is_named = True
-    if platform_id in LOCAL:
+    if platform_id in BUILT_IN_PLATFORMS:
         name = values[0]
         require_dataset_id(name)
     else:
@@ -190,12 +188,12 @@ def _dataset_ids(platform_id: str, references: References, *, is_of_partner: boo
         name = dataset_id_from("-".join(values) if is_named else platform_id)
     own_name = _with_suffix(name, references.asset_id[:8])
     if is_reserved(name):
-        if platform_id in LOCAL:
+        if platform_id in BUILT_IN_PLATFORMS:
             raise InvalidRequest(
                 f"'{name}' looks like the id of an asset or a job", code="storage.bad-dataset", hint="use another name"
             )
         return (own_name,)
-    if not is_named or (is_of_partner and platform_id not in LOCAL):
+    if not is_named or (is_of_partner and platform_id not in BUILT_IN_PLATFORMS):
         return own_name, _with_suffix(name, references.asset_id)
     return name, own_name
 

@@ -11,6 +11,7 @@ import orjson
 from dagmaster.assets.states import SourceIdentity
 from dagmaster.client.models.assets import MAX_BLOBS, SourceReference
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.quantities import first_of
 from dagmaster.storage import ObjectInfo, Storage, Zone
 
 
@@ -100,7 +101,7 @@ def _pinned(storage: Storage, container: str, blobs: Sequence[str], is_many: boo
         except NotFound:
             missing.append(blob)
     if missing:
-        shown = ", ".join(f"'{container}/{blob}'" for blob in missing[:5]) + (", …" if len(missing) > 5 else "")
+        shown = first_of([f"'{container}/{blob}'" for blob in missing], 5)
         raise InvalidRequest(
             f"the source does not exist: {shown}",
             code="source.not-found",

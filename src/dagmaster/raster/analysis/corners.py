@@ -3,7 +3,7 @@
 The outline of a mask consists of steps of one pixel. Along a slanted edge, the middles of the steps are close to the
 true edge: bends are detected among them, a line is fitted to the middles between two bends, and lines meet in the
 corners. So a rotated scene has the four corners that it has on the ground, accurate to a fraction of a pixel, instead
-of some hundred corners.
+of hundreds of corners.
 """
 
 import itertools

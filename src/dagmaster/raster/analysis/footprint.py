@@ -1,4 +1,4 @@
-"""The position of a raster's data on Earth, as GeoJSON in EPSG:4326.
+"""The area on Earth that a raster covers, as GeoJSON in EPSG:4326.
 
 `footprint` follows the data and leaves out nodata collars; `outline` follows the grid. Both are split at the
 antimeridian, and include a pole if the raster does. The amount of work is bounded: the mask comes from an overview of
@@ -266,8 +266,8 @@ def _within_domain(pixels: Polygons, grid: _Grid, to_degrees: ToDegrees) -> Poly
 def _degrees_of_a_pixel(pixels: Polygons, to_degrees: ToDegrees) -> float:
     """The shorter side of a pixel near the centre of the data, on a great circle."""
     x, y = pixels.representative_point().coords[0]
-    at, right, below = to_degrees(np.array([(x, y), (x + 1, y), (x, y + 1)]))
-    return min(_distance(at, right), _distance(at, below))
+    corner, right, below = to_degrees(np.array([(x, y), (x + 1, y), (x, y + 1)]))
+    return min(_distance(corner, right), _distance(corner, below))
 
 
 def _distance(one: Floats, other: Floats) -> float:
@@ -316,12 +316,12 @@ def _projected_clear(polygon: Polygon, to_degrees: ToDegrees, tolerance: float, 
     """Project a polygon with no pole on its boundary. A ring that goes around the Earth is closed at the pole that
     it encloses. A point is in the polygon if an odd number of rings contain it."""
     rings = [_unrolled(np.array(ring.coords), to_degrees, tolerance) for ring in (polygon.exterior, *polygon.interiors)]
-    inside = [latitude for latitude, pole in poles.items() if polygon.contains(pole)]
-    over = inside[0] if inside else 90.0
+    enclosed = [latitude for latitude, pole in poles.items() if polygon.contains(pole)]
+    closing_latitude = enclosed[0] if enclosed else 90.0
     polygons = Polygon()
     for ring in rings:
         if len(ring) > 3:
-            polygons = polygons.symmetric_difference(_wrapped(_closed(ring, over)))
+            polygons = polygons.symmetric_difference(_wrapped(_closed(ring, closing_latitude)))
     return polygons
 
 

@@ -35,22 +35,17 @@ from rasterio.warp import calculate_default_transform
 from shapely.geometry import box, shape
 
 from dagmaster.bbox import BBox
+from dagmaster.data_types import DATA_TYPE_NAMES, data_type_name
 from dagmaster.errors import InvalidRequest
 from dagmaster.raster.analysis.footprint import degrees_of_a_pixel, outline
 from dagmaster.raster.source.reading import open_raster
-from dagmaster.web_mercator import EQUATOR_METRES, position
+from dagmaster.web_mercator import EQUATOR_METRES, position, quadkey
 
 VERSION = "0.0.3"
 ENTRIES_PER_ASSET = 8
 MAX_ZOOM = 24
 _TILE_PIXELS = 256
 _MAX_LATITUDE = 85.06  # degrees; the web map ends there in the north and south
-_DATA_TYPES = {"complex_int16": "cint16", "complex64": "cfloat32", "complex128": "cfloat64"}
-_KNOWN_TYPES = {
-    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
-    *("float16", "float32", "float64"),
-    *_DATA_TYPES.values(),
-}
 _RELATIVE = re.compile(r"(?!/)(?!.*//)[\w.@+=,~ /-]+")
 
 MapTile: TypeAlias = tuple[int, int]  # column, row
@@ -71,10 +66,10 @@ def mosaic_asset(path: str | PurePath, *, name: str) -> MosaicAsset:
     """From the header of a COG; `name` is its name in the mosaic."""
     _refuse_internal_name(name)
     with open_raster(path) as dataset:
-        ground = outline(path)
-        resolution = _resolution(dataset, ground.bbox)
-        data_type = _DATA_TYPES.get(dataset.dtypes[0], dataset.dtypes[0])
-    return MosaicAsset(name, ground.geometry, ground.bbox, resolution, data_type)
+        area = outline(path)
+        resolution = _resolution(dataset, area.bbox)
+        data_type = data_type_name(dataset.dtypes[0])
+    return MosaicAsset(name, area.geometry, area.bbox, resolution, data_type)
 
 
 def mosaic(
@@ -123,10 +118,10 @@ def encode(document: Mapping[str, Any]) -> bytes:
 def assets_at(document: Mapping[str, Any], longitude: float, latitude: float) -> list[str]:
     """The COGs that the index lists at a point, with their prefix: all that contain it, and perhaps neighbours."""
     zoom = document["quadkey_zoom"]
-    column, row = (math.floor(number) for number in _place(longitude, latitude, zoom))
+    column, row = (math.floor(number) for number in _tile_position(longitude, latitude, zoom))
     last = 2**zoom - 1
-    quadkey = _quadkey(min(max(column, 0), last), min(max(row, 0), last), zoom)
-    return [document.get("asset_prefix", "") + name for name in document["tiles"].get(quadkey, [])]
+    key = quadkey(min(max(column, 0), last), min(max(row, 0), last), zoom)
+    return [document.get("asset_prefix", "") + name for name in document["tiles"].get(key, [])]
 
 
 # The index
@@ -136,7 +131,7 @@ def _index(assets: Sequence[MosaicAsset], zoom: int) -> dict[str, list[str]]:
     names_by_quadkey: dict[str, list[str]] = defaultdict(list)
     for asset in assets:
         for column, row in sorted(_tiles_of(asset, zoom)):
-            names_by_quadkey[_quadkey(column, row, zoom)].append(asset.name)
+            names_by_quadkey[quadkey(column, row, zoom)].append(asset.name)
     return dict(sorted(names_by_quadkey.items()))
 
 
@@ -163,8 +158,8 @@ def _tiles_around(bounds: Sequence[float], zoom: int) -> Iterator[MapTile]:
 def _ranges(bounds: Sequence[float], zoom: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """First and last column, first and last row. The last rows include everything beyond the ends of the web map."""
     west, south, east, north = bounds
-    left, top = _place(west, north, zoom)
-    right, bottom = _place(east, south, zoom)
+    left, top = _tile_position(west, north, zoom)
+    right, bottom = _tile_position(east, south, zoom)
     return _range(left, right, 2**zoom), _range(top, bottom, 2**zoom)
 
 
@@ -173,7 +168,7 @@ def _range(low: float, high: float, number: int) -> tuple[int, int]:
     return first, min(max(math.ceil(high) - 1, first), number - 1)
 
 
-def _place(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
+def _tile_position(longitude: float, latitude: float, zoom: int) -> tuple[float, float]:
     """The position on the web map, in tiles from its north-western corner."""
     x, y = position(longitude, latitude, limit=89.99)
     return x * 2**zoom, y * 2**zoom
@@ -189,10 +184,6 @@ def _bounds(column: int, row: int, zoom: int) -> BBox:
         return math.degrees(math.atan(math.sinh(math.pi * (1 - 2 * edge / number))))
 
     return BBox(column / number * 360 - 180, latitude(row + 1), (column + 1) / number * 360 - 180, latitude(row))
-
-
-def _quadkey(column: int, row: int, zoom: int) -> str:
-    return "".join(str((column >> bit & 1) + 2 * (row >> bit & 1)) for bit in reversed(range(zoom)))
 
 
 def _parts(geometry: Mapping[str, Any]) -> list[Any]:
@@ -230,8 +221,8 @@ def _minzoom(
 def _overviews(bounds: BBox, resolution: float) -> int:
     """How often a raster with these bounds is halved until its shorter side fits into a tile."""
     west, south, east, north = bounds.unrolled()
-    left, top = _place(west, min(north, _MAX_LATITUDE), 0)
-    right, bottom = _place(east, max(south, -_MAX_LATITUDE), 0)
+    left, top = _tile_position(west, min(north, _MAX_LATITUDE), 0)
+    right, bottom = _tile_position(east, max(south, -_MAX_LATITUDE), 0)
     side = round(min(right - left, bottom - top) * EQUATOR_METRES / resolution)
     halvings = 0
     while side >> halvings > _TILE_PIXELS:
@@ -242,8 +233,8 @@ def _overviews(bounds: BBox, resolution: float) -> int:
 def _max_assets(tiles: Mapping[str, Sequence[str]], zoom: int) -> int:
     """The largest number of assets that a tile of this zoom can need."""
     needed: dict[str, set[str]] = defaultdict(set)
-    for quadkey, names in tiles.items():
-        needed[quadkey[:zoom]].update(names)
+    for key, names in tiles.items():
+        needed[key[:zoom]].update(names)
     return max(map(len, needed.values()))
 
 
@@ -271,7 +262,7 @@ def _resolution(dataset: Any, bounds: BBox) -> float:
 
 def _common_type(assets: Sequence[MosaicAsset]) -> str:
     types = {asset.data_type for asset in assets}
-    return types.pop() if len(types) == 1 and types <= _KNOWN_TYPES else "other"
+    return types.pop() if len(types) == 1 and types <= DATA_TYPE_NAMES else "other"
 
 
 # Checks before publication

@@ -267,15 +267,15 @@ def _percentile(partial: Partial, rank: float) -> float:
     return min(max(value, partial.minimum), partial.maximum)
 
 
-def _value_at(partial: Partial, place: int) -> float:
+def _value_at(partial: Partial, position: int) -> float:
     """The value at this position if all values are sorted; values in a bin are assumed to be spread evenly."""
     cumulative = np.cumsum(partial.counts)
-    bin_ = int(np.searchsorted(cumulative, place, side="right"))
+    bin_ = int(np.searchsorted(cumulative, position, side="right"))
     left = math.ldexp(partial.first + bin_, partial.scale)
     if _has_bin_per_value(partial):
         return left
-    inside = (place - int(cumulative[bin_]) + int(partial.counts[bin_]) + 0.5) / int(partial.counts[bin_])
-    value = left + inside * math.ldexp(1, partial.scale)
+    fraction = (position - int(cumulative[bin_]) + int(partial.counts[bin_]) + 0.5) / int(partial.counts[bin_])
+    value = left + fraction * math.ldexp(1, partial.scale)
     return min(max(value, partial.minimum), partial.maximum)
 
 
@@ -330,7 +330,7 @@ class Tally:
     ) -> None:
         empty = Partial(is_integer=np.dtype(dtype).kind in "iu", before_compression=before_compression)
         self._bands, self._rules, self._limits = bands, rules, own
-        self._own, self._collar = [empty for _ in bands], [empty for _ in bands]
+        self._own, self._covered = [empty for _ in bands], [empty for _ in bands]
 
     def add(self, column: int, row: int, block: Block) -> None:
         """Add the block at this position. Blocks without valid pixels are not added."""
@@ -343,8 +343,8 @@ class Tally:
             valid = self._rules.valid_in_band(block, band)
             for target, area in (
                 (self._own, np.s_[:bottom, :right]),
-                (self._collar, np.s_[:bottom, right:]),
-                (self._collar, np.s_[bottom:, :]),
+                (self._covered, np.s_[:bottom, right:]),
+                (self._covered, np.s_[bottom:, :]),
             ):
                 values = block.values[band][area]
                 values = values.ravel() if valid is None else values[valid[area]]
@@ -354,8 +354,8 @@ class Tally:
     def whole(self, width: int, height: int) -> Partials:
         """Statistics of the whole raster, which has this size."""
         return tuple(
-            self._completed(band, merge(own, collar), width * height)
-            for band, own, collar in zip(self._bands, self._own, self._collar, strict=True)
+            self._completed(band, merge(own, covered), width * height)
+            for band, own, covered in zip(self._bands, self._own, self._covered, strict=True)
         )
 
     def own(self, width: int, height: int) -> Partials:

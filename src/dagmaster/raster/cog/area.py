@@ -139,8 +139,8 @@ class AreaCheck:
             self._written[at] = True if valid is None else valid[0, probes.out_row[at] - row, probes.out_col[at] - col]
 
     def _read_missing(self) -> Floats:
-        """Read the source around probes that no block has read, or around some that then count for all. There should be
-        no such probes."""
+        """Read the source around probes that were not read with a block, or around some of them, which then count for
+        all. Normally there are none."""
         missing = np.flatnonzero(~self._is_read)
         scale = np.ones(self._is_read.size)
         if missing.size == 0:

@@ -82,7 +82,7 @@ def stacked(
         first = files.parts[0]
         _require_alike(files.parts, _SAME_CRS_AND_TYPE)
         for part in files.parts:
-            _require_same_ground(part, first)
+            _require_same_extent(part, first)
             _require_stackable(part)
         bands = _stacked_bands(files.parts, raster_type, names)
         if len(bands.colors) > _MAX_BANDS:
@@ -161,7 +161,7 @@ def bordered(
 
 @dataclass(frozen=True, slots=True)
 class GridGroup:
-    """Files on one pixel grid: their numbers, and the first column and row and end column and row of each, in pixels of
+    """Files on one pixel grid: their indices, and the first column and row and end column and row of each, in pixels of
     the first one."""
 
     members: list[int]
@@ -342,7 +342,7 @@ class _Merged:
 class _Requirement:
     code: str
     verb: str  # precedes the value in the error message
-    of: Callable[[_SourceFile], Any]
+    value_of: Callable[[_SourceFile], Any]
     hint: str
 
 
@@ -398,8 +398,8 @@ def _require_alike(parts: Sequence[_SourceFile], requirements: Sequence[_Require
     for part in others:
         if requirement := _first_difference(part, first, requirements):
             raise UnfitData(
-                f"'{part.name}' {requirement.verb} {_short(requirement.of(part))}, "
-                f"but '{first.name}' {requirement.verb} {_short(requirement.of(first))}",
+                f"'{part.name}' {requirement.verb} {_short(requirement.value_of(part))}, "
+                f"but '{first.name}' {requirement.verb} {_short(requirement.value_of(first))}",
                 code=requirement.code,
                 hint=requirement.hint,
             )
@@ -408,7 +408,9 @@ def _require_alike(parts: Sequence[_SourceFile], requirements: Sequence[_Require
 def _first_difference(
     part: _SourceFile, first: _SourceFile, requirements: Sequence[_Requirement]
 ) -> _Requirement | None:
-    return next((requirement for requirement in requirements if requirement.of(part) != requirement.of(first)), None)
+    return next(
+        (requirement for requirement in requirements if requirement.value_of(part) != requirement.value_of(first)), None
+    )
 
 
 def _require_stackable(part: _SourceFile) -> None:
@@ -454,7 +456,7 @@ def _place_of(part: RasterFacts, first: RasterFacts) -> tuple[int, int, int, int
     return col, row, col + width, row + height
 
 
-def _require_same_ground(part: _SourceFile, first: _SourceFile) -> None:
+def _require_same_extent(part: _SourceFile, first: _SourceFile) -> None:
     if _place_of(part.facts, first.facts) != (0, 0, first.facts.width, first.facts.height):
         raise UnfitData(
             f"'{part.name}' has another extent than '{first.name}'",

@@ -45,7 +45,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedFile:
     size_bytes: int
     sha256: str
 
@@ -60,7 +60,7 @@ class _Directory:
         return sum(size + 8 for _, size in self.blocks if size)
 
 
-def join(images: Sequence[Image], target: Path) -> Joined:
+def join(images: Sequence[Image], target: Path) -> JoinedFile:
     """Write `target` from the images: the full one first, each mask after its image, overviews from large to small."""
     with ExitStack() as files:
         directories = [_directory(image, files) for image in images]
@@ -74,7 +74,7 @@ def join(images: Sequence[Image], target: Path) -> Joined:
                 file.write(part)
                 size += len(part)
             _sync(file)
-    return Joined(size, hasher.hexdigest())
+    return JoinedFile(size, hasher.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,10 +198,10 @@ class Warp:
         return self._projected(col, row, *np.meshgrid(across, down))
 
     def _projected(self, col: int, row: int, u: Floats, v: Floats) -> Points:
-        points = _projected(self._crs, self.source.crs, *apply_affine(self._place(col, row), u.ravel(), v.ravel()))
+        points = _projected(self._crs, self.source.crs, *apply_affine(self._transform(col, row), u.ravel(), v.ravel()))
         return Points(points.x.reshape(u.shape), points.y.reshape(u.shape))
 
-    def _place(self, col: int, row: int) -> Affine:
+    def _transform(self, col: int, row: int) -> Affine:
         return self._grid.transform_of(Window(col, row, BLOCK, BLOCK))
 
     def _turns(self, x: Floats) -> list[int]:
@@ -249,7 +249,7 @@ class Warp:
             if not pixels.are_finite or bulge > 1000 * _NEAREST_ERROR:
                 break
             if bulge <= _NEAREST_ERROR:
-                down, across = (_between(size, step) for size in self._size(col, row))
+                down, across = (_mesh_weights(size, step) for size in self._size(col, row))
                 return Points(down.T @ pixels.x @ across, down.T @ pixels.y @ across)
         height, width = self._size(col, row)
         centres = np.meshgrid(np.arange(width) + 0.5, np.arange(height) + 0.5)
@@ -262,7 +262,7 @@ class Warp:
         corner = self.source.transform @ Affine.translation(part.window.col, part.window.row)
         geometry: dict[str, Any] = {
             "src_transform": Affine.translation(-part.turn * _TURN_DEGREES, 0) @ corner,
-            "dst_transform": self._place(col, row),
+            "dst_transform": self._transform(col, row),
             "size": self._size(col, row),
             "run": part.run,
         }
@@ -288,10 +288,10 @@ class Warp:
             np.copyto(block.values, self._rules.nodata, where=np.isnan(block.values))
         # GDAL drops a pixel whose nearest source pixel is invalid only if all bands of a call share their valid pixels.
         # Otherwise it accepts any valid neighbour, and the data would grow by one source pixel.
-        together = self._rules.together
-        is_shared = together or block.valid is None or bool((block.valid == block.valid[:1]).all())
+        is_nodata_shared = self._rules.is_nodata_shared
+        is_shared = is_nodata_shared or block.valid is None or bool((block.valid == block.valid[:1]).all())
         options = geometry | {"src_nodata": self._rules.nodata, "dst_nodata": self._rules.nodata}
-        options["UNIFIED_SRC_NODATA"] = "YES" if together else "PARTIAL"
+        options["UNIFIED_SRC_NODATA"] = "YES" if is_nodata_shared else "PARTIAL"
         calls = [block.values] if is_shared else np.split(block.values, len(block.values))
         values = np.concatenate([self._kernel(bands, **options) for bands in calls])
         return self._block_of(values, self._rules.valid_of(values))
@@ -460,7 +460,7 @@ def _mesh(size: int, step: int) -> Floats:
     return np.linspace(0, size, max(2, -(-size // step)) + 1)
 
 
-def _between(size: int, step: int) -> Floats:
+def _mesh_weights(size: int, step: int) -> Floats:
     """Weights of the mesh's points for each pixel centre."""
     mesh = _mesh(size, step)
     weights: Floats = np.clip(1 - np.abs(mesh[:, np.newaxis] - (np.arange(size) + 0.5)) / mesh[1], 0, None)

@@ -33,7 +33,7 @@ from dagmaster.raster.cog.area import AreaCheck, ValidArea
 from dagmaster.raster.cog.grid import OutputGrid, require_aligned
 from dagmaster.raster.cog.profiles import ANALYSIS, CogProfile, overview_resampling_for, require_fit, resampling_for
 from dagmaster.raster.cog.pyramid import PyramidLevel, halving, sizes
-from dagmaster.raster.cog.tiff import Image, Joined, join
+from dagmaster.raster.cog.tiff import Image, JoinedFile, join
 from dagmaster.raster.cog.warp import Blocks, interpolation_for
 from dagmaster.raster.source.bands import Bands
 from dagmaster.raster.source.classes import holds_classes
@@ -214,7 +214,7 @@ def write_cog(
     if exact_statistics:
         tally = Tally(plan.written_bands, bands.dtype, plan.rules, own, before_compression=profile.is_lossy)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as scratch:
-        images = _Scratch(Path(scratch), plan, watch, tally)
+        images = _PyramidImages(Path(scratch), plan, watch, tally)
         with images:
             _fill(images, blocks, plan, watch, on_progress)
         with watch("join"):
@@ -247,7 +247,7 @@ def _cache_bytes(dataset: Any, window: Window) -> int:
 
 
 def _fill(
-    images: "_Scratch", blocks: Blocks, plan: _Plan, watch: _Watch, on_progress: Callable[[float], None] | None
+    images: "_PyramidImages", blocks: Blocks, plan: _Plan, watch: _Watch, on_progress: Callable[[float], None] | None
 ) -> None:
     rows, cols = plan.window.blocks()
     for row in range(rows):
@@ -259,7 +259,7 @@ def _fill(
             on_progress((row + 1) / rows)
 
 
-class _Scratch:
+class _PyramidImages:
     """The images of the pyramid, each in a separate TIFF that GDAL encodes."""
 
     def __init__(self, folder: Path, plan: _Plan, watch: _Watch, tally: Tally | None) -> None:
@@ -277,7 +277,7 @@ class _Scratch:
         assert above is not None
         self._level = above
 
-    def __enter__(self) -> "_Scratch":
+    def __enter__(self) -> "_PyramidImages":
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -433,8 +433,8 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
 def _facts(
     target: Path,
     plan: _Plan,
-    images: _Scratch,
-    joined: Joined,
+    images: _PyramidImages,
+    joined: JoinedFile,
     blocks: Blocks,
     *,
     valid_area: ValidArea,

@@ -21,7 +21,7 @@ def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
     """Whether there are few distinct values, in contiguous areas, that do not change gradually.
 
     A patch has values and the mask of valid ones. The number of distinct values alone does not decide: a dark
-    photograph may have 27. But in a measurement, neighbours that differ have similar values, and classes do not.
+    photograph may have 27. But neighbours that differ have similar values in a measurement, and not in classes.
     """
     patches = list(patches)
     values = np.concatenate([each[valid] for each, valid in patches]) if patches else np.empty(0)

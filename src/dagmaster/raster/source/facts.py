@@ -332,9 +332,9 @@ def _is_cog(dataset: Any, bands: tuple[BandFacts, ...]) -> bool:
     data = [_offset(dataset, "BLOCK_OFFSET_0_0", level) for level in levels]
     return (
         headers[0] is not None
-        and headers == sorted(headers, key=lambda at: at or 0)
-        and _coarsest_first([at for at in data if at])
-        and all(at > (headers[-1] or 0) for at in data if at)
+        and headers == sorted(headers, key=lambda offset: offset or 0)
+        and _coarsest_first([offset for offset in data if offset])
+        and all(offset > (headers[-1] or 0) for offset in data if offset)
     )
 
 

@@ -1,7 +1,7 @@
 """Limits for the texts in the header of a TIFF, checked before GDAL opens it.
 
 GDAL parses the XML of its own metadata tag while it opens a file, in time that grows with the square of the number of
-entries: ten megabytes of them take minutes. Texts that are longer than any program writes are refused, with one read.
+entries: ten megabytes of them take minutes. Texts that are longer than any program writes are refused.
 """
 
 import struct

@@ -134,8 +134,7 @@ def reason(error: BaseException) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out: known from the class of the error or, if another error wraps it, only from its
-    message."""
+    """Whether memory ran out, according to the class or the message of the error or of one of its causes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CPLE_OutOfMemoryError) or "cannot allocate" in str(cause).lower():
@@ -217,10 +216,10 @@ def _reading(path: str, name: str) -> Iterator[ReadRange]:
                 yield lambda length, start: os.pread(local.fileno(), length, start) if start < size_bytes else b""
     except OSError as error:
         if path.startswith(_REMOTE):
-            why = reason(error)
-            if why.startswith("Missing AZURE"):  # GDAL then tries to list a folder of this name
-                why = "it does not exist, or access to it is refused"
-            raise Unavailable(f"'{name}' cannot be read: {why}", code="raster.unreachable") from None
+            message = reason(error)
+            if message.startswith("Missing AZURE"):  # GDAL then tries to list a folder of this name
+                message = "it does not exist, or access to it is refused"
+            raise Unavailable(f"'{name}' cannot be read: {message}", code="raster.unreachable") from None
         raise UnfitData(f"'{name}' cannot be read: {reason(error)}", code="raster.unreadable-file") from None
 
 
@@ -239,18 +238,18 @@ def _unsupported(name: str, head: bytes) -> UnfitData:
         return _refused(
             name, "an XML or HTML document (a VRT, a service description or a web page)", "submit the raster itself"
         )
-    for start, what, advice in _SIGNATURES:
+    for start, kind, advice in _SIGNATURES:
         if head.startswith(start):
-            return _refused(name, what, advice)
+            return _refused(name, kind, advice)
     if head and head.isascii() and head.decode().replace("\n", "").replace("\r", "").replace("\t", "").isprintable():
         return _refused(name, "a text file", "submit the raster that it describes")
     return _refused(name, "not in a supported format", "convert it: `gdal_translate in out.tif`")
 
 
-def _refused(name: str, what: str, advice: str) -> UnfitData:
+def _refused(name: str, kind: str, advice: str) -> UnfitData:
     formats = "GeoTIFF, JPEG 2000 and ERDAS Imagine"
     return UnfitData(
-        f"'{name}' is {what}", code="raster.unsupported-format", hint=f"{advice}; supported formats are {formats}"
+        f"'{name}' is {kind}", code="raster.unsupported-format", hint=f"{advice}; supported formats are {formats}"
     )
 
 

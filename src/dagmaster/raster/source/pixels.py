@@ -54,15 +54,15 @@ class Block:
 class Rules:
     """Which pixels are valid.
 
-    `together`: a pixel is nodata only if all bands have the nodata value, as in a picture, where one colour may be 0.
-    Otherwise each band has its own valid pixels.
+    `is_nodata_shared`: a pixel is nodata only if all bands have the nodata value, as in a picture, where one colour may
+    be 0. Otherwise each band has its own valid pixels.
     `source_nodata` is the nodata value in the file, if a TIFF cannot declare it (see `storable_nodata`).
     """
 
     validity: Validity
     nodata: float | None = None
     alpha: int | None = None  # its index, from 0
-    together: bool = True
+    is_nodata_shared: bool = True
     source_nodata: float | None = None
 
     @property
@@ -78,7 +78,7 @@ class Rules:
         if self.validity is not Validity.NODATA:
             return None
         nodata = is_nodata(values[:1], self.nodata)
-        if self.together:
+        if self.is_nodata_shared:
             for band in values[1:]:
                 if not nodata.any():
                     return None
@@ -94,7 +94,7 @@ class Rules:
         """
         if band == self.alpha:
             return None
-        is_per_band = self.validity is Validity.NODATA and (not self.together or len(block.values) == 1)
+        is_per_band = self.validity is Validity.NODATA and (not self.is_nodata_shared or len(block.values) == 1)
         shared: Valid | None = None
         if block.valid is not None:
             shared = block.valid[band if len(block.valid) > 1 else 0]
@@ -112,7 +112,7 @@ class Rules:
         hit = values == _in_type(self.nodata, values.dtype)
         if not hit.any():
             return
-        if self.together:
+        if self.is_nodata_shared:
             hit = hit.all(axis=0, keepdims=True)
         if valid is not None:
             hit &= valid
@@ -303,7 +303,7 @@ def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None,
     """The rules of a source. `nodata` overrides the declared value; a mask or alpha takes precedence over both."""
     colors = colors_of(dataset, raster_type, unset_alpha=unset_alpha)
     dtype = np.dtype(dataset.dtypes[0])
-    together = raster_type in (RasterType.RGB, RasterType.RGBA)
+    is_shared = raster_type in (RasterType.RGB, RasterType.RGBA)
     if ColorInterp.alpha in colors:
         return Rules(Validity.ALPHA, alpha=colors.index(ColorInterp.alpha))
     if MaskFlags.per_dataset in dataset.mask_flag_enums[0] and MaskFlags.alpha not in dataset.mask_flag_enums[0]:
@@ -312,9 +312,11 @@ def rules_of(dataset: Any, raster_type: RasterType, nodata: float | None = None,
     if value is not None and _fits(value, dtype):
         stored = storable_nodata(value, dtype)
         is_same = stored == _in_type(value, dtype) or math.isnan(value)
-        return Rules(Validity.NODATA, stored, together=together, source_nodata=None if is_same else float(value))
+        return Rules(
+            Validity.NODATA, stored, is_nodata_shared=is_shared, source_nodata=None if is_same else float(value)
+        )
     if dtype.kind == "f":
-        return Rules(Validity.NODATA, nodata=math.nan, together=together)
+        return Rules(Validity.NODATA, nodata=math.nan, is_nodata_shared=is_shared)
     return Rules(Validity.ALL)
 
 

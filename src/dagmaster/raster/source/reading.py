@@ -90,7 +90,7 @@ def band_validity(
     window: Window | None = None,
     shape: tuple[int, int] | None = None,
 ) -> NDArray[np.bool_]:
-    """The mask of valid pixels of a band whose values were read. Alpha has no alpha: all of its pixels are valid."""
+    """The mask of valid pixels of a band whose values were read. All pixels of an alpha band are valid."""
     valid = ~is_nodata(values, dataset.nodatavals[band - 1] if marks.validity is Validity.NODATA else None)
     if marks.validity is Validity.MASK:
         valid &= dataset.read_masks(1, window=window, out_shape=shape) != 0

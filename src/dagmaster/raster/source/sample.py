@@ -152,9 +152,9 @@ def look_up_blocks(dataset: Any, facts: RasterFacts, *, seconds: float = 10.0) -
     return BlockTable(looked_up, looked_up - stored, beyond_end, is_complete=looked_up >= total)
 
 
-def take_sample(dataset: Any, facts: RasterFacts, *, whole: bool = False, seconds: float = 10.0) -> Sample:
+def take_sample(dataset: Any, facts: RasterFacts, *, every_pixel: bool = False, seconds: float = 10.0) -> Sample:
     """Read some windows, or all of a small file or on request. `seconds` limits a sample, but not a whole read."""
-    sample = Sample(is_whole=whole or facts.raw_bytes <= _SMALL_BYTES)
+    sample = Sample(is_whole=every_pixel or facts.raw_bytes <= _SMALL_BYTES)
     windows = list(_all_windows(facts) if sample.is_whole else _lattice(facts))
     every = math.ceil(len(windows) / _MAX_PATCHES)
     marks = marks_of(dataset)
@@ -256,12 +256,12 @@ def _add_window(dataset: Any, facts: RasterFacts, marks: Rules, sample: Sample, 
 def _groups(facts: RasterFacts, window: Window, *, everything: bool) -> list[list[int]]:
     """Groups of bands that fit into memory together; in a sample only one, which includes the last band."""
     bands = color_bands(facts)
-    most = max(1, int(2 * _CHUNK_BYTES // (window.width * window.height * facts.bands[0].bytes_per_pixel)))
-    if len(bands) <= most:
+    group_size = max(1, int(2 * _CHUNK_BYTES // (window.width * window.height * facts.bands[0].bytes_per_pixel)))
+    if len(bands) <= group_size:
         return [bands] if bands else []
     if not everything:
-        return [[*bands[: most - 1], bands[-1]]]
-    return [bands[start : start + most] for start in range(0, len(bands), most)]
+        return [[*bands[: group_size - 1], bands[-1]]]
+    return [bands[start : start + group_size] for start in range(0, len(bands), group_size)]
 
 
 def _add_alpha(dataset: Any, marks: Rules, sample: Sample, window: Window) -> None:

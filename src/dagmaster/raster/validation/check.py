@@ -42,7 +42,7 @@ def check(
     source_crs: str | None = None,
     raster_type: RasterType | str | None = None,
     ceilings: Ceilings | None = None,
-    whole: bool = False,
+    every_pixel: bool = False,
     remote: bool = False,
     size_bytes: int | None = None,
 ) -> Checked:
@@ -52,7 +52,7 @@ def check(
         >>> checked.verdict, [finding.code for finding in checked.findings]
         (<Verdict.WARN: 'warn'>, ['raster.striped', 'raster.no-nodata'])
 
-    `whole` reads every pixel, which detects any damaged block and proves what a sample only suggests.
+    `every_pixel` reads all pixels, which detects any damaged block and proves what a sample only suggests.
     A bad file leads to a verdict, never to an error; an invalid call (no such file, an unknown CRS) raises an error.
     """
     override = parse_crs(source_crs) if source_crs else None
@@ -63,7 +63,7 @@ def check(
             ceilings = ceilings or Ceilings()
             require_few_bands(dataset.count, ceilings)
             facts = facts_of(dataset, path, crs_override=override, size_bytes=size)
-            return _judge(dataset, facts, requested, ceilings, whole=whole)
+            return _judge(dataset, facts, requested, ceilings, every_pixel=every_pixel)
     except UnfitData as unfit:
         return rejected(unfit.code, unfit.message, unfit.hint or "")
     except MemoryError:
@@ -77,7 +77,7 @@ def check(
 
 
 def _judge(
-    dataset: object, facts: RasterFacts, requested: RasterType | None, ceilings: Ceilings, *, whole: bool
+    dataset: object, facts: RasterFacts, requested: RasterType | None, ceilings: Ceilings, *, every_pixel: bool
 ) -> Checked:
     findings = judge_header(facts, ceilings)
     if _is_rejected(findings):
@@ -85,12 +85,12 @@ def _judge(
     findings += judge_blocks(facts, look_up_blocks(dataset, facts), ceilings)
     if _is_rejected(findings):
         return _checked(facts, findings, classify(facts), requested)
-    sample = take_sample(dataset, facts, whole=whole)
+    sample = take_sample(dataset, facts, every_pixel=every_pixel)
     detected = classify(facts, sample)
-    more, fixes = judge_pixels(facts, sample, requested or detected)
+    pixel_findings, fixes = judge_pixels(facts, sample, requested or detected)
     if not requested and detected is RasterType.CATEGORICAL and classify(facts) is not detected:
-        more = [*more, _treated_as_classes()]
-    return _checked(facts, findings + more, detected, requested, fixes=fixes, sample=sample)
+        pixel_findings = [*pixel_findings, _treated_as_classes()]
+    return _checked(facts, findings + pixel_findings, detected, requested, fixes=fixes, sample=sample)
 
 
 def _checked(
@@ -114,8 +114,8 @@ def _checked(
 def _judge_type(facts: RasterFacts, detected: RasterType, requested: RasterType | None) -> Iterator[Finding]:
     """The submitter's type is used, unless it is impossible."""
     colors, has_alpha = len(color_bands(facts)), alpha_band(facts) is not None
-    needed = {RasterType.RGB: colors >= 3, RasterType.RGBA: colors >= 4 or (colors == 3 and has_alpha)}
-    if requested and not needed.get(requested, True):
+    is_possible = {RasterType.RGB: colors >= 3, RasterType.RGBA: colors >= 4 or (colors == 3 and has_alpha)}
+    if requested and not is_possible.get(requested, True):
         yield error(
             "raster.type-impossible",
             f"it cannot be {requested}: it has {facts.count} band(s)",

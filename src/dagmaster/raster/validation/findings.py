@@ -131,9 +131,9 @@ def verdict_of(findings: Iterable[Finding]) -> Verdict:
     return Verdict.WARN if Severity.WARN in severities else Verdict.PASS
 
 
-def rejected(code: str, message: str, advice: str = "", *, facts: RasterFacts | None = None) -> Checked:
+def rejected(code: str, message: str, advice: str = "") -> Checked:
     """A rejection with one error."""
-    return Checked(Verdict.REJECT, findings=(Finding(code, Severity.ERROR, message, advice),), facts=facts)
+    return Checked(Verdict.REJECT, findings=(Finding(code, Severity.ERROR, message, advice),))
 
 
 def info(code: str, message: str, advice: str = "", fix: Fix | None = None) -> Finding:

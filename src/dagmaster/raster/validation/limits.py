@@ -39,7 +39,7 @@ def inspect(
     source_crs: str | None = None,
     raster_type: RasterType | str | None = None,
     ceilings: Ceilings | None = None,
-    whole: bool = False,
+    every_pixel: bool = False,
     limits: ProcessLimits | None = None,
 ) -> Checked:
     """`check` in a limited process. A file that makes the process fail is rejected.
@@ -53,7 +53,7 @@ def inspect(
         "source_crs": source_crs,
         "raster_type": RasterType.parse(raster_type),
         "ceilings": asdict(ceilings or Ceilings()),
-        "whole": whole,
+        "every_pixel": every_pixel,
         "limits": asdict(limits),
     }
     status, response = _run(json.dumps(request).encode(), limits)

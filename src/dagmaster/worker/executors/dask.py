@@ -1,7 +1,7 @@
 """Runs plain handlers on the machines of a Dask cluster, each in a child process of this package there.
 
 Dask decides where a task runs and occupies a slot for it (`dask_agent.hold_slot`). Everything else uses a direct
-connection to that Dask worker: params, progress, log lines, checkpoints, stop requests, the result. So this class
+connection to that Dask worker: params, progress, log lines, checkpoints, stop requests, the result. So the executor
 runs a remote child exactly as the pool runs a local one, with the same deadline and the same grace periods.
 
     wait for the cluster ─▶ submit, wait for a slot ─▶ attach ─▶ run ─▶ report
@@ -161,7 +161,7 @@ class DaskExecutor:
             for child, task_id in tuple(self._running.items())
         ]
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         connection = self._connection
         return {
             "executor": "dask",

@@ -31,7 +31,7 @@ class Executor(Protocol):
         """Every child process and the task it runs, if any. Safe from other threads."""
         ...
 
-    def about(self) -> dict[str, Any]:
+    def details(self) -> dict[str, Any]:
         """State for display. Safe from other threads."""
         ...
 

@@ -25,7 +25,7 @@ from dagmaster.client.models.worker import (
     MAX_RESULTS,
     CheckpointReceipt,
     ClaimedTask,
-    ExchangeAnswer,
+    ExchangeResponse,
     ResultsOfChildren,
     SavedCheckpoints,
     StoredOutput,
@@ -85,7 +85,7 @@ class HttpLedger:
     async def _exchange(
         self, path: str, worker_id: UUID, reports: Sequence[Report], demand: Demand, lease_seconds: float
     ) -> Exchange:
-        """One request, or several if the reports are large: they are safe to repeat, and only the last one claims."""
+        """One request, or several if the reports are large. Each is safe to repeat, and only the last one claims."""
         *before, last = list(_batches(map(_report, reports), MAX_BODY_BYTES - _RESERVED_BYTES)) or [[]]
         accepted = 0
         late: list[str] = []
@@ -100,7 +100,7 @@ class HttpLedger:
 
     async def _claim(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
-    ) -> ExchangeAnswer:
+    ) -> ExchangeResponse:
         """A platform of an older release refuses `free_slots`: each limited queue is then requested separately."""
         if not demand.free_slots or not demand.total:
             return await self._send(path, worker_id, reports, replace(demand, free_slots={}), lease_seconds)
@@ -130,13 +130,13 @@ class HttpLedger:
 
     async def _claim_separately(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
-    ) -> ExchangeAnswer:
+    ) -> ExchangeResponse:
         """Send several requests, none of which can claim more tasks than there are free slots. The first one contains
         the reports. The order of the queues rotates, so that each is the first from time to time."""
         self._rotation += 1
         groups = _queue_groups(demand)
         groups = groups[self._rotation % len(groups) :] + groups[: self._rotation % len(groups)]
-        response = ExchangeAnswer(claimed=[], accepted=0, late=[])
+        response = ExchangeResponse(claimed=[], accepted=0, late=[])
         is_first = True
         for queues in groups:
             for kind in ("light", "heavy"):
@@ -150,7 +150,7 @@ class HttpLedger:
                         raise
                     return response  # the tasks already claimed must start; the next exchange gets the same error
                 _messages(more.claimed, part)  # the response to one request must not have tasks of another
-                response = ExchangeAnswer(
+                response = ExchangeResponse(
                     claimed=[*response.claimed, *more.claimed],
                     accepted=response.accepted + more.accepted,
                     late=[*response.late, *more.late],
@@ -160,8 +160,8 @@ class HttpLedger:
 
     async def _send(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
-    ) -> ExchangeAnswer:
-        wanted: dict[str, Any] = {
+    ) -> ExchangeResponse:
+        demanded: dict[str, Any] = {
             "queues": demand.queues,
             "light_handlers": demand.light_handlers,
             "light": min(demand.light, MAX_CLAIMED),
@@ -169,17 +169,17 @@ class HttpLedger:
             "heavy": min(demand.heavy, MAX_CLAIMED),
         }
         if demand.free_slots:  # an older platform does not know the field
-            wanted["free_slots"] = {queue: min(count, MAX_CLAIMED) for queue, count in demand.free_slots.items()}
-        body = {"reports": list(map(orjson.Fragment, reports)), "demand": wanted, "lease_seconds": lease_seconds}
+            demanded["free_slots"] = {queue: min(count, MAX_CLAIMED) for queue, count in demand.free_slots.items()}
+        body = {"reports": list(map(orjson.Fragment, reports)), "demand": demanded, "lease_seconds": lease_seconds}
         content = orjson.dumps(body)
-        return await self._requests.send("POST", worker_id, path, ExchangeAnswer, content=content)
+        return await self._requests.send("POST", worker_id, path, ExchangeResponse, content=content)
 
-    async def renew(self, worker_id: UUID, held: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
+    async def renew(self, worker_id: UUID, running: Sequence[Running], *, lease_seconds: float) -> frozenset[str]:
         """A platform of an older release refuses `run_seconds`: the renewal is then sent without it."""
-        if any(each.run_seconds is not None for each in held):
+        if any(each.run_seconds is not None for each in running):
             if self._may_know("run_seconds"):
                 try:
-                    return await self._renew(worker_id, held, lease_seconds)
+                    return await self._renew(worker_id, running, lease_seconds)
                 except InvalidRequest as error:
                     self._note_unknown(
                         "run_seconds",
@@ -187,12 +187,12 @@ class HttpLedger:
                         "the platform runs an older release; waiting for a slot counts towards the timeout of a task",
                         hint="upgrade the platform",
                     )
-            held = [replace(each, run_seconds=None) for each in held]
-        return await self._renew(worker_id, held, lease_seconds)
+            running = [replace(each, run_seconds=None) for each in running]
+        return await self._renew(worker_id, running, lease_seconds)
 
-    async def _renew(self, worker_id: UUID, held: Sequence[Running], lease_seconds: float) -> frozenset[str]:
+    async def _renew(self, worker_id: UUID, running: Sequence[Running], lease_seconds: float) -> frozenset[str]:
         lost: set[str] = set()
-        for batch in _batches(map(_running, held), _MAX_RENEWAL_BYTES, max_items=5000):
+        for batch in _batches(map(_running, running), _MAX_RENEWAL_BYTES, max_items=5000):
             body = {"held": list(map(orjson.Fragment, batch)), "lease_seconds": lease_seconds}
             response = await self._requests.send("POST", worker_id, "/renew", TaskIds, content=orjson.dumps(body))
             lost.update(response.task_ids)
@@ -224,7 +224,7 @@ class HttpPayloads:
                 hint="put large data into storage and return a reference",
             )
         reference = await asyncio.to_thread(payload.reference_to, encoded)
-        options = {"content": bytes(encoded), "most_bytes": LOADABLE_BYTES}
+        options = {"content": bytes(encoded), "max_bytes": LOADABLE_BYTES}
         stored = await self._requests.send("PUT", self._worker_id, f"{self._path}/output", StoredOutput, **options)
         payload.check(job_id, reference, stored.model_dump())
         return reference
@@ -301,9 +301,9 @@ def _report(report: Report) -> bytes:
     return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
 
 
-def _running(held: Running) -> bytes:
-    body: dict[str, Any] = {"job_id": held.job_id, "node_id": held.node_id, "attempt": held.attempt}
-    optional = {"progress": held.progress, "log": held.log, "run_seconds": held.run_seconds}
+def _running(running: Running) -> bytes:
+    body: dict[str, Any] = {"job_id": running.job_id, "node_id": running.node_id, "attempt": running.attempt}
+    optional = {"progress": running.progress, "log": running.log, "run_seconds": running.run_seconds}
     return orjson.dumps(body | {name: value for name, value in optional.items() if value is not None})
 
 

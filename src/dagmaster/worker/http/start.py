@@ -64,7 +64,7 @@ def _refused(error: NotAllowed) -> NotAllowed:
     return NotAllowed(f"the platform refuses this worker: {error.message}", code=error.code, hint=hint, **error.facts)
 
 
-def adopted(settings: Settings, started: StartedWorker) -> Settings:
+def limited_settings(settings: Settings, started: StartedWorker) -> Settings:
     """The settings of the worker within the limits of the platform and of the key."""
     lease_seconds = min(settings.task_lease_sec, started.lease_seconds)
     changes = {

@@ -17,7 +17,7 @@ from dagmaster.database.ledger.protocol import Demand
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.observe import log
-from dagmaster.transports.transport import MAX_AT_ONCE, Delivery, Ticket
+from dagmaster.transports.transport import MAX_AT_ONCE, Announcement, Delivery
 from dagmaster.worker.http.requests import WorkerRequests
 
 WAIT_SECONDS = 25.0  # below the timeouts of common proxies, and below the server's limit
@@ -63,10 +63,10 @@ class HttpTransport:
         if self._free - self._requested or has_more_queues:
             self._has_more_free.set()
 
-    async def publish(self, tickets: Sequence[Ticket]) -> None:
+    async def publish(self, announcements: Sequence[Announcement]) -> None:
         """Workers announce no tasks."""
 
-    def topics(self, _tickets: Sequence[Ticket]) -> Sequence[str]:
+    def topics(self, _announcements: Sequence[Announcement]) -> Sequence[str]:
         return ()
 
     async def receive(self, timeout_seconds: float, _limit: int = MAX_AT_ONCE) -> Sequence[Delivery]:

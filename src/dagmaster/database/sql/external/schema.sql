@@ -2,7 +2,7 @@
 
 CREATE SCHEMA IF NOT EXISTS dagmaster_public;
 
--- What portals read.
+-- The table that portals read.
 CREATE TABLE IF NOT EXISTS dagmaster_public.layer_catalog (
     dataset_id text NOT NULL,
     layer text NOT NULL,

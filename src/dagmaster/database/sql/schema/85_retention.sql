@@ -24,9 +24,12 @@ BEGIN
 END
 $$;
 
--- The oldest partition of events whose month is over and that has no job left, if there is one. Returns its name.
+-- Drop the oldest partition of events whose month is over and that has no job left. Returns its name; NULL if there is
+-- none. It runs as the owner of the schema, because the role of orchestrators may not drop tables.
 CREATE OR REPLACE FUNCTION dagapp.drop_event_partition(before timestamptz) RETURNS text
-LANGUAGE plpgsql
+LANGUAGE plpgsql STRICT
+SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     month record;
@@ -41,7 +44,7 @@ BEGIN
          CROSS JOIN LATERAL regexp_match(c.relname, '^dag_job_events_(\d{4})_(\d{2})$') AS n (part)
          CROSS JOIN LATERAL make_timestamptz(n.part[1]::int, n.part[2]::int, 1, 0, 0, 0, 'UTC') AS m (begins)
          WHERE i.inhparent = 'dagapp.dag_job_events'::regclass
-           AND (m.begins AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC' <= before
+           AND (m.begins AT TIME ZONE 'UTC' + interval '1 month') AT TIME ZONE 'UTC' <= least(before, dagapp.clock())
          ORDER BY c.relname
     LOOP
         CONTINUE WHEN EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.job_id >= month.lower_id AND j.job_id < month.upper_id);
@@ -56,3 +59,5 @@ BEGIN
     RETURN NULL;
 END
 $$;
+
+REVOKE EXECUTE ON FUNCTION dagapp.drop_event_partition FROM PUBLIC;

@@ -31,7 +31,7 @@ BEGIN
 END
 $$;
 
--- Jobs of earlier releases, when the table is new.
+-- When the table is new: the newest jobs of earlier releases.
 INSERT INTO dagapp.dag_job_search (job_id, document)
 SELECT j.job_id, strip(to_tsvector('simple', dagapp.plain_text(concat_ws(
            ' ', j.job_id, j.workflow_id, j.correlation_id, j.submitted_by, j.idempotency_key, j.asset_id,

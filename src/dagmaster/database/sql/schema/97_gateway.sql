@@ -1,5 +1,5 @@
 -- What the gateway may read: views in a schema of their own. Its role (database/schema/gateway_role.py) may select from them, and
--- do nothing else. They have neither inputs, outputs, payloads nor secrets; of keys they have the hashes that verify them.
+-- do nothing else. The views contain no inputs, outputs, payloads or secrets; of keys, they contain the hashes that verify them.
 
 CREATE SCHEMA IF NOT EXISTS dagapp_gateway;
 

@@ -1,4 +1,4 @@
--- Copies in the external zone: how the end of the job that makes or removes them reaches their revision. Triggers call these
+-- Copies in the external zone: the end of the job that makes or removes them is recorded in their revision. Triggers call these
 -- functions (database/schema/guards.py).
 
 -- Record the end of a job of external_export, adf_export or unpublish. Runs in the transaction that ends the job: it happens
@@ -63,7 +63,7 @@ BEGIN
                          ELSE r.outputs - ARRAY['external_blob_path', 'external_stac_path', 'external_manifest_path', 'adf_run_id']
                      END
      WHERE r.asset_id = target.asset_id AND r.version_ordinal = target.version_ordinal AND r.revision = target.revision;
-    -- A withdrawal that fails is tried again for as long as it takes: the history has its first failure.
+    -- A failed withdrawal is retried until it succeeds; the history records only the first failure.
     IF is_done OR target.is_wanted AND (is_export OR target.external_failures = 0) THEN
         INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason, detail)
         VALUES (target.asset_id, target.version_ordinal, target.revision,

@@ -1,9 +1,8 @@
-"""Task results over HTTP, for workers without access to the database."""
+"""Reports of tasks over HTTP, for workers without access to the database. The paths begin with `/callbacks`, as in the
+old system."""
 
-import re
 from dataclasses import replace
 from typing import Annotated
-from uuid import UUID
 
 from fastapi import APIRouter, Depends
 
@@ -11,8 +10,8 @@ from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.api.worker_requests import require_own
-from dagmaster.client.models.callbacks import ReportReceipt, TaskReport
+from dagmaster.api.worker_requests import attempt_of, require_own
+from dagmaster.client.models.task_reports import ReportReceipt, TaskReport
 from dagmaster.database.ledger.protocol import Demand, PayloadLedger, Report
 from dagmaster.errors import InvalidRequest
 from dagmaster.jobs.payload import INLINE_BYTES
@@ -23,7 +22,6 @@ from dagmaster.workflows.storable import encode
 
 router = APIRouter(prefix="/callbacks", tags=["callbacks"])
 
-_TASK_ID = re.compile(r"([0-9a-fA-F-]{36})_(.{1,100})_([1-9][0-9]{0,8})")
 _NO_DEMAND = Demand(queues=())
 
 
@@ -58,13 +56,7 @@ async def _with_payload(ledger: PayloadLedger, report: Report) -> Report:
 
 
 def _result_of(report: TaskReport) -> Report:
-    match = _TASK_ID.fullmatch(report.task_id)
-    try:
-        if match is None:
-            raise ValueError
-        job_id = UUID(match[1])
-    except ValueError:
-        raise InvalidRequest("this is not the id of a task", code="task.bad-id", task_id=report.task_id) from None
+    attempt = attempt_of(report.task_id)
     if report.status == "failed" and report.error is None:
         raise InvalidRequest("a failed attempt needs an `error` with a message", code="task.no-error")
     error = report.error.model_dump(mode="json") if report.error else None
@@ -72,4 +64,4 @@ def _result_of(report: TaskReport) -> Report:
         error["message"] = redact(error["message"])
     # `log` is reserved for the log lines that dagmaster's own workers report.
     metrics = {name: value for name, value in (report.metrics or {}).items() if name != "log"} or None
-    return Report(job_id, match[2], int(match[3]), TaskStatus(report.status), report.output, error, metrics)
+    return Report(*attempt, TaskStatus(report.status), report.output, error, metrics)

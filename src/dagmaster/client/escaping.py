@@ -11,28 +11,28 @@ from typing import Any
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def neutral(text: str) -> str:
+def escaped(text: str) -> str:
     """The text with escaped control characters, which a terminal shows instead of executing them."""
-    return _UNSAFE.sub(lambda match: _escaped(match[0]), text.replace("\r\n", "\n"))
+    return _UNSAFE.sub(lambda match: _escape_sequence(match[0]), text.replace("\r\n", "\n"))
 
 
-def _escaped(character: str) -> str:
+def _escape_sequence(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
-def neutral_value(value: Any) -> Any:
-    """A JSON value in which every text is neutral."""
+def escaped_value(value: Any) -> Any:
+    """A JSON value in which every text is escaped."""
     if isinstance(value, str):
-        return neutral(value)
+        return escaped(value)
     if isinstance(value, dict):
-        return {neutral(key): neutral_value(part) for key, part in value.items()}
+        return {escaped(key): escaped_value(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [neutral_value(part) for part in value]
+        return [escaped_value(part) for part in value]
     return value
 
 
-def neutral_json(text: str) -> str:
+def escaped_json(text: str) -> str:
     """Equivalent JSON. Unsafe characters occur only in its strings, where they are escaped by their code points."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
