@@ -108,6 +108,40 @@ async def test_no_submission_is_lost_if_the_database_refuses_the_user(running, s
     assert not running.queues[QUEUE].dead_letters.waiting
 
 
+async def test_a_long_outage_of_the_database_does_not_use_up_the_deliveries_of_a_message(running, service_bus):
+    """The broker dead-letters a message after the maximum delivery count, which is ten locks of a minute on Azure."""
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+    ledger.error = Unavailable("away")
+    await send(service_bus, '{"workflow_id": "x"}', message_id="m")
+
+    for _ in range(20):
+        with pytest.raises(Unavailable):
+            await jobs.run_once(2.0)
+    received = jobs.counters.received
+    ledger.error = None
+    await taken(jobs, 2)
+
+    assert received == 1
+    assert list(ledger.stored) == ["m"]
+    assert jobs.counters.repeated == 1, "the message is delivered again when its lock has expired"
+    assert not running.queues[QUEUE].dead_letters.waiting
+
+
+async def test_a_message_that_the_database_refuses_does_not_block_those_behind_it(service_bus):
+    """An error that depends on the message is not taken for an outage."""
+    jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())
+    ledger.error = psycopg.OperationalError("the row is too large")
+    await send(service_bus, '{"workflow_id": "x"}', message_id="m")
+
+    with pytest.raises(psycopg.OperationalError):
+        await jobs.run_once(2.0)
+    ledger.error = None
+    await send(service_bus, '{"workflow_id": "x"}', message_id="n")
+    await jobs.run_once(1.0)
+
+    assert "n" in ledger.stored
+
+
 async def test_an_id_that_is_too_long_for_an_index_is_shortened(service_bus):
     """The submission is refused later, where operators see it; it must not block the messages behind it."""
     jobs = JobQueue(service_bus.receiver(QUEUE), ledger := Ledger())

@@ -5,6 +5,9 @@
 A message that is delivered again finds its row, or the job that it became (`message_id`), and creates no second one. A
 message that cannot become a job is a dead letter in the database, with its reason; operators see it and can requeue it.
 A message that cannot even be stored, or that is older than a day, is dead-lettered by the broker.
+
+While the database is unavailable, no more messages are received: each delivery counts, and the broker dead-letters a
+message after the maximum delivery count.
 """
 
 import asyncio
@@ -18,7 +21,7 @@ import orjson
 import psycopg
 
 from dagmaster import faults
-from dagmaster.errors import DagmasterError, InvalidRequest
+from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, Unavailable
 from dagmaster.observe import log
 from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, backoff_seconds
 
@@ -27,9 +30,11 @@ WAIT_SECONDS: Final = 5.0
 MAX_AGE: Final = timedelta(days=1)
 MAX_BYTES: Final = 262_144
 _MAX_ID_LENGTH = 64
-# PostgreSQL cannot store the value, such as a NUL character. After any other error (the database is unavailable, or
-# refuses the user) the message stays locked and is delivered again.
+# PostgreSQL cannot store the value, such as a NUL character. After any other error the message stays locked and is
+# delivered again.
 _MESSAGE_ERRORS = (psycopg.DataError, ValueError, RecursionError)
+# The database does not respond, accepts no writes, or refuses the user: no message can be stored.
+_DATABASE_ERRORS = (Unavailable, NotAllowed)
 _log = log.get("job-queue")
 
 
@@ -64,6 +69,7 @@ class JobQueue:
     def __post_init__(self) -> None:
         self.error: str | None = None
         self._failures = 0
+        self._unstored: tuple[str, Any] | None = None  # id and body of a submission that the database did not take
 
     async def run(self) -> None:
         """Run until cancelled. No failure ends it."""
@@ -77,7 +83,10 @@ class JobQueue:
         return {**asdict(self.counters), "error": self.error}
 
     async def run_once(self, wait_seconds: float = WAIT_SECONDS) -> int:
-        """Take the messages that wait; returns how many were received."""
+        """Take the messages that wait; returns how many were received. A submission that the database did not take is
+        stored first. Its message is delivered again when its lock has expired, and then finds its row."""
+        if self._unstored:
+            await self._enqueue(*self._unstored)
         # The first message is received alone, so that it need not wait for others; then more, if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
         if messages:
@@ -98,12 +107,19 @@ class JobQueue:
 
     async def _store(self, message: BrokerMessage) -> None:
         body = self._body_of(message)
-        message_id = _id_of(message, body, self.receiver.queue)
         try:
-            is_new = await self.ledger.enqueue_message(message_id, self.receiver.queue, body)
+            is_new = await self._enqueue(_id_of(message, body, self.receiver.queue), body)
         except _MESSAGE_ERRORS as error:
             raise RefusedMessage("Malformed", f"the message cannot be stored: {error}") from error
         self.counters.repeated += not is_new
+
+    async def _enqueue(self, message_id: str, body: Any) -> bool:
+        self._unstored = None
+        try:
+            return await self.ledger.enqueue_message(message_id, self.receiver.queue, body)
+        except _DATABASE_ERRORS:
+            self._unstored = message_id, body
+            raise
 
     def _body_of(self, message: BrokerMessage) -> Any:
         """The body as JSON. If it is not JSON, its text: that becomes a dead letter, because it is no submission."""
