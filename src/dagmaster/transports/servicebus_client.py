@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
@@ -344,6 +345,8 @@ _PERMANENT_CLASSES = {
 def translation(queue: str, error: Exception) -> InvalidRequest | Unavailable:
     """A permanent or a transient error. Class names are compared, so that the SDK need not be imported."""
     permanent = _PERMANENT_CLASSES.get(type(error).__name__) or _PERMANENT.get(_condition_of(error) or "")
+    if permanent is _DENIED and _status_of(error) == HTTPStatus.NOT_FOUND:
+        permanent = _NOT_FOUND
     if permanent is not None:
         text, code, hint = permanent
         return InvalidRequest(f"the Service Bus queue '{queue}' {text}", code=code, hint=hint, queue=queue)
@@ -361,6 +364,11 @@ def _condition_of(error: BaseException) -> str | None:
     condition = getattr(error, "condition", None)
     condition = getattr(condition, "value", condition)
     return condition.decode() if isinstance(condition, bytes) else condition
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The status with which the server refused a token. For a queue that does not exist it is 404."""
+    return getattr(getattr(error, "inner_exception", None), "status_code", None)
 
 
 def _reason_of(error: BaseException) -> str:
