@@ -269,27 +269,21 @@ def test_the_only_version_to_review_is_the_default(cli, running, submitted):
 
 
 @pytest.mark.requirement("M3")
-def test_a_version_that_is_not_ready_is_no_default(cli, running, submitted):
-    def submit(label: str) -> dict[str, Any]:
-        return cli("assets", "submit", *DDH[:-1], f"version_id={label}", "--blob", "floods.tif", "--json").json
-
+def test_a_withdrawn_version_is_the_default_of_approve_unless_another_one_is_processing(cli, running, submitted):
     submitted()
-    second = submit("2025")
-    rejected = cli("assets", "reject", "floods-r1", "--reason", "shifted")
-    approved = cli("assets", "approve", "floods-r1", "--clearance", "ouo")
+    cli("assets", "approve", "floods-r1", "--clearance", "ouo")
+    second = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--json").json
+    cli("assets", "unpublish", "floods-r1", "--version", "0", "--yes")
     processing = cli("assets", "approve", "floods-r1")
     running.process(second, "failed")
-    failed = cli("assets", "reject", "floods-r1", "--reason", "shifted")
-    submit("2026")
-    neither = cli("assets", "approve", "floods-r1")
+    approved = cli("assets", "approve", "floods-r1")
+    failed = cli("assets", "approve", "floods-r1")
 
-    assert (rejected.code, rejected.out) == (0, "version 0 of floods-r1 is rejected\n"), rejected.err
-    assert (approved.code, approved.out) == (0, "version 0 of floods-r1 is approved\n"), approved.err
-    assert (processing.code, failed.code, neither.code) == (4, 4, 4)
+    assert (processing.code, failed.code) == (4, 4)
     assert "version 1, revision 1 is still being processed" in processing.err
     assert "hint: wait for the job of the version" in processing.err
+    assert (approved.code, approved.out) == (0, "version 0 of floods-r1 is approved\n"), approved.err
     assert "hint: submit it again" in failed.err
-    assert "error: no version of floods-r1 waits for review" in neither.err
 
 
 @pytest.mark.requirement("A1")

@@ -58,7 +58,8 @@ class SeenAsset:
         return self._state.confirm(f"{verb} {self.name_of(version)}{versions_text}?")
 
     def version_to_decide(self, verb: str) -> int:
-        """The version that waits for review. If none waits: for `approve`, the one that was rejected or unpublished."""
+        """The version that waits for review. If none waits and none is processing: for `approve`, the one that was
+        rejected or unpublished."""
         candidates = self._versions_to_decide(verb)
         if len(candidates) == 1:
             return candidates[0].version_ordinal
@@ -72,13 +73,13 @@ class SeenAsset:
         )
 
     def _versions_to_decide(self, verb: str) -> list[VersionInfo]:
-        """If none can be decided, and only one is processing or has failed, that one: the API says what is wrong."""
-        waiting = [version for version in self._existing_versions if _is_to_review(version)]
-        withdrawn = [version for version in self._existing_versions if _is_withdrawn(version)]
-        not_ready = [version for version in self._existing_versions if version.processing_state != "completed"]
-        if waiting or (verb == "approve" and withdrawn):
-            return waiting or withdrawn
-        return not_ready if len(not_ready) == 1 else []
+        """Of a version that is processing or has failed, the API says what is wrong."""
+        versions = self._existing_versions
+        waiting = [version for version in versions if _is_to_review(version)]
+        active = [version for version in versions if version.processing_state in ("queued", "processing")]
+        withdrawn = [version for version in versions if verb == "approve" and _is_withdrawn(version)]
+        failed = [version for version in versions if version.processing_state == "failed"]
+        return waiting or active[-1:] or withdrawn or failed[-1:]
 
     def version_to_show(self, revision: int | None) -> tuple[int, int | None]:
         """The version and revision that wait for review, or else the latest approved version."""

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import click
-
 from dagmaster.cli.command import State
 from dagmaster.cli.tables import Column, print_table
 from dagmaster.client.models.base import Json, read
@@ -50,13 +48,25 @@ def change_jobs(state: State, request: Json, *, is_confirmed: bool) -> int:
     chosen = [str(result.job_id) for result in preview.results if result.outcome == "accepted"]
     if request.get("preview") or not chosen:
         return _show(state, preview)
-    if not is_confirmed and not state.json:
-        _print(state, preview)
-        click.confirm(f"{request['action']} {counted(len(chosen), 'job')}?", abort=True, err=True)
-    elif not is_confirmed:
-        raise InvalidRequest("with --json, confirm with --yes or use --dry-run", code="usage")
+    question = f"{request['action']} {counted(len(chosen), 'job')}?"
+    if not is_confirmed and not state.confirm(question, lambda: _print(state, preview)):
+        return 1
     changed = {name: value for name, value in request.items() if name not in {"filter", "preview"}}
-    return _show(state, read(BulkReport, state.client.change_jobs({**changed, "job_ids": chosen})))
+    report = read(BulkReport, state.client.change_jobs({**changed, "job_ids": chosen}))
+    return _show(state, _with_others(report, preview))
+
+
+def _with_others(report: BulkReport, preview: BulkReport) -> BulkReport:
+    """The report, with the jobs of the preview that were not sent, because they were refused or would not change."""
+    others = [result for result in preview.results if result.outcome != "accepted"]
+    return report.model_copy(
+        update={
+            "is_complete": preview.is_complete,
+            "unchanged": report.unchanged + preview.unchanged,
+            "refused": report.refused + preview.refused,
+            "results": [*report.results, *others],
+        }
+    )
 
 
 def _show(state: State, report: BulkReport) -> int:

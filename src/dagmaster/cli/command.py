@@ -155,16 +155,16 @@ class State:
         else:
             text()
 
-    def confirm(self, question: str, lines: Sequence[str] = ()) -> bool:
-        """Print the lines `lines`, then ask for confirmation on the terminal."""
+    def confirm(self, question: str, show: Callable[[], None] | None = None) -> bool:
+        """Show the change, then ask for confirmation on the terminal."""
         if self.json or not sys.stdin.isatty():
             raise InvalidRequest(
                 "confirmation is required, but --json is given or the input is not a terminal",
                 code="usage",
                 hint="add --yes",
             )
-        for line in lines:
-            self.say(line)
+        if show is not None:
+            show()
         return click.confirm(escaped(question), err=True)
 
     def say_facts(self, facts: Mapping[str, object], width: int = 10) -> None:

@@ -5,7 +5,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from dagmaster.cli.command import (
     Callback,
@@ -264,12 +263,17 @@ _follow = click.option(
 )
 
 
+def _is_given(context: click.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
 def _require_no_page(entries: str, *options: str) -> None:
     """Refuse options that select a page, for a command that prints all entries."""
     context = click.get_current_context()
-    given = [f"--{name}" for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if given:
-        raise InvalidRequest(f"--follow prints all {entries}, so {' and '.join(given)} cannot be used", code="usage")
+    refused = [f"--{name}" for name in options if _is_given(context, name)]
+    if refused:
+        raise InvalidRequest(f"--follow prints all {entries}, so {' and '.join(refused)} cannot be used", code="usage")
 
 
 @jobs.command("logs")

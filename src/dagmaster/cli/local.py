@@ -68,7 +68,12 @@ def _is_confirmed(state: State, data: "list[LocalData]") -> bool:
     sizes = [size_text((each.database_bytes or 0) + (each.folder_bytes or 0)) for each in data]
     folders = [each.folder or "data folder unknown" for each in data]
     lines = [f"{each.id}  {size}  {folder}" for each, size, folder in zip(data, sizes, folders, strict=True)]
-    return state.confirm("Delete this data?", lines)
+
+    def show() -> None:
+        for line in lines:
+            state.say(line)
+
+    return state.confirm("Delete this data?", show)
 
 
 def _folder(data: "LocalData") -> str:
