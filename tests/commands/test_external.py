@@ -109,6 +109,13 @@ async def test_the_external_database_gets_new_versions_and_published_edits(with_
     assert (row["title"], row["version_ordinal"], row["bbox"][0]) == ("Better", 1, 11.0)
 
 
+async def test_an_invalid_address_of_the_external_database_is_reported_with_the_name_of_its_setting():
+    with pytest.raises(Unavailable) as refused:
+        await ExternalCatalog("mysql://host/db").put("dem", "raster", 1, None)
+
+    assert "EXTERNAL_DATABASE_URL is not the address of a database: it begins with mysql:" in refused.value.message
+
+
 async def test_an_outage_is_reported_and_the_write_is_retried_later(
     catalog_database, external_database, tmp_path: Path
 ):

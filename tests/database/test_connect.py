@@ -8,14 +8,16 @@ from psycopg_pool import AsyncConnectionPool
 from tests.conftest import administrator
 
 from dagmaster.database import connect as connecting
-from dagmaster.database.connect import connect, conninfo, pool
+from dagmaster.database.connect import connect, conninfo, pool, pool_on_pooler
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.ledger.protocol import WorkerInfo
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.reads.installation import InstallationReads
 from dagmaster.database.schema import deploy
 from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
+from dagmaster.gateway.services import database_of
 from dagmaster.jobs.model import new_job_id
+from dagmaster.settings import Settings
 
 
 def refusal(dsn: str) -> DagmasterError:
@@ -54,6 +56,18 @@ def test_the_error_about_a_malformed_address_contains_no_secret(dsn, message):
     assert error.code == "database.bad-address"
     assert message in error.message
     assert "hunter2" not in str(error)
+
+
+@pytest.mark.requirement("M2")
+def test_a_malformed_address_is_reported_with_the_name_of_its_variable():
+    gateway = Settings(gateway_database_url="mysql://host/db", orchestrator_urls=["http://127.0.0.1:1"])
+    with pytest.raises(InvalidRequest) as of_gateway:
+        database_of(gateway)
+    with pytest.raises(InvalidRequest) as of_pooler:
+        pool_on_pooler("mysql://host/db", "api", 1)
+
+    assert of_gateway.value.message.startswith("GATEWAY_DATABASE_URL is not the address of a database: ")
+    assert of_pooler.value.message.startswith("DATABASE_POOLER_URL is not the address of a database: ")
 
 
 @pytest.mark.requirement("M2")
@@ -112,7 +126,7 @@ def guarded(cluster):
     [
         ("guarded:wrong", 'password authentication failed for user "guarded"'),
         ("guarded", "no password supplied"),
-        ("nobody_known", 'role "nobody_known" does not exist'),
+        ("unknown_role", 'role "unknown_role" does not exist'),
         ("shut_out", "is not permitted to log in"),
     ],
 )

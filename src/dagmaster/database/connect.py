@@ -115,7 +115,7 @@ def pool(
 def pool_on_pooler(dsn: str, role: str, max_size: int, *, wait_seconds: float = 10) -> ConnectionPool:
     """A pool of connections to a pooler such as pgbouncer. Nothing may be kept in a session: no prepared statements,
     and settings for one transaction only (`settings_statement`). A pooler refuses start-up options."""
-    parameters = _parsed(dsn)
+    parameters = _parsed(dsn, "DATABASE_POOLER_URL")
     address = make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **parameters})
     return AsyncConnectionPool(
         address,
@@ -338,23 +338,28 @@ def conninfo(
     return make_conninfo(**{**_KEEPALIVE, "application_name": f"dagmaster-{role}", **parameters, "options": options})
 
 
-def _parsed(dsn: str) -> dict[str, Any]:
+def require_address(dsn: str, variable: str) -> None:
+    """Refuse a malformed address, with the name of the variable that contains it."""
+    _parsed(dsn, variable)
+
+
+def _parsed(dsn: str, variable: str = "DATABASE_URL") -> dict[str, Any]:
     """The parts of an address. Errors are described without libpq's text, which could contain the password."""
     try:
         parameters = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
-        raise _bad_address(_mistake_in(dsn, str(error))) from None
+        raise _bad_address(_mistake_in(dsn, str(error)), variable) from None
     if "\0" in dsn:
-        raise _bad_address("it contains a NUL character")
+        raise _bad_address("it contains a NUL character", variable)
     # What libpq reads as a host or a port may be the end of a password.
     if "@" in str(parameters.get("host") or ""):
-        raise _bad_address("write an @ in its password as %40")
+        raise _bad_address("write an @ in its password as %40", variable)
     if not all(_is_port(port) for port in str(parameters.get("port") or "").split(",")):
         raise _bad_address(
-            f"its port is not a number from 1 to {MAX_PORT}, or a / in its password is not written as %2F"
+            f"its port is not a number from 1 to {MAX_PORT}, or a / in its password is not written as %2F", variable
         )
     if not str(parameters.get("connect_timeout") or 0).lstrip("-").isdecimal():
-        raise _bad_address("connect_timeout is not a whole number of seconds")
+        raise _bad_address("connect_timeout is not a whole number of seconds", variable)
     return parameters
 
 
@@ -375,9 +380,9 @@ def _mistake_in(dsn: str, message: str) -> str:
     return "it is neither postgresql://… nor host=… dbname=…"
 
 
-def _bad_address(reason: str) -> InvalidRequest:
+def _bad_address(reason: str, variable: str = "DATABASE_URL") -> InvalidRequest:
     return InvalidRequest(
-        f"DATABASE_URL is not the address of a database: {reason}",
+        f"{variable} is not the address of a database: {reason}",
         code="database.bad-address",
         hint="write postgresql://USER@HOST:5432/DATABASE, and percent-encode special characters of the password",
     )

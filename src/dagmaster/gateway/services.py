@@ -15,6 +15,7 @@ from dagmaster.access.decision import may_preview
 from dagmaster.access.keys import StoredKey
 from dagmaster.client.connection import authorization
 from dagmaster.client.limits import PREFIX
+from dagmaster.database.connect import require_address
 from dagmaster.database.token_login import enable
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.gateway.forward import ForwardedRequest, Forwarder
@@ -125,6 +126,7 @@ def database_of(settings: Settings) -> str:
             code="gateway.no-orchestrators",
             hint="set ORCHESTRATOR_URLS, for example http://10.0.0.5:8000,http://10.0.0.6:8000",
         )
+    require_address(settings.gateway_database_url, "GATEWAY_DATABASE_URL")
     enable(settings)
     return settings.gateway_database_url
 

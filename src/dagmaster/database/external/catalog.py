@@ -16,7 +16,7 @@ import psycopg
 
 from dagmaster import faults
 from dagmaster.client.models.layers import LayerInfo
-from dagmaster.database.connect import Connection, connect
+from dagmaster.database.connect import Connection, connect, require_address
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
 from dagmaster.errors import Conflict, InvalidRequest, Unavailable
@@ -55,6 +55,7 @@ class ExternalCatalog:
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Connection]:
         try:
+            require_address(self._dsn, "EXTERNAL_DATABASE_URL")
             connection = await connect(
                 self._dsn, role="external", statement_timeout_seconds=self._statement_seconds, lock_timeout_seconds=3
             )
