@@ -29,12 +29,12 @@ class Database:
 
     owner: str
     platform: str
-    stranger: str
+    other: str
 
 
 @pytest.fixture
 def database(cluster: Cluster) -> Iterator[Database]:
-    roles = ("schema_owner", "schema_platform", "schema_stranger")
+    roles = ("schema_owner", "schema_platform", "schema_other")
     with administrator(cluster) as connection:
         for role in roles:
             connection.execute(f"CREATE ROLE {role} LOGIN")
@@ -45,7 +45,7 @@ def database(cluster: Cluster) -> Iterator[Database]:
         deploy.deploy(each.owner)
         grant_to_platform(each.owner, "schema_platform")
         with psycopg.connect(each.owner, autocommit=True) as connection:
-            connection.execute("GRANT USAGE ON SCHEMA dagapp TO schema_stranger")
+            connection.execute("GRANT USAGE ON SCHEMA dagapp TO schema_other")
         yield each
     with administrator(cluster) as connection:
         connection.execute(f"DROP ROLE {', '.join(roles)}")
@@ -107,7 +107,7 @@ def test_orchestrators_drop_the_partitions_of_months_that_are_over(database: Dat
     with psycopg.connect(at(database.owner, FUTURE), autocommit=True) as connection:
         connection.execute("SELECT dagapp.ensure_event_partitions()")
         connection.execute(
-            "INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, definition) "
+            "INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body) "
             "VALUES ('x', 'unused', '1', '{}')"
         )
 
@@ -127,11 +127,11 @@ def test_orchestrators_drop_the_partitions_of_months_that_are_over(database: Dat
 def test_no_other_role_may_create_or_drop_partitions(database: Database):
     for call in ("ensure_event_partitions()", "drop_event_partition(now())"):
         with (
-            psycopg.connect(database.stranger) as connection,
+            psycopg.connect(database.other) as connection,
             pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function"),
         ):
             connection.execute(f"SELECT dagapp.{call}".encode())
-    missing = facts.rows(database.stranger, "doctor_rights", schema="dagapp")
+    missing = facts.rows(database.other, "doctor_rights", schema="dagapp")
     assert [right.name for right in missing if right.kind == "function"] == [
         "drop_event_partition",
         "ensure_event_partitions",

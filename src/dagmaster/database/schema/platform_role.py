@@ -92,6 +92,7 @@ def _grant(connection: psycopg.Connection[object], role: str, statements: Sequen
     with connection.transaction():
         for statement in _composed(statements, role):
             connection.execute(statement)
-        if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [catalog_role]).rowcount:
+        # The roles of pgSTAC belong to the server: another database may have created them.
+        if connection.execute("SELECT FROM pg_namespace WHERE nspname = 'pgstac'").rowcount:
             grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(catalog_role), sql.Identifier(role))
             connection.execute(grant)
