@@ -118,14 +118,14 @@ async def test_a_partner_approves_and_unpublishes_over_the_gateway_and_sees_no_i
         change = {"json": {"b2b_may_approve": True}, "headers": staff}
         await ok(client.patch(f"/api/proxy/orchestrator{V1}/platforms/ddh", **change))
         other = await client.post("/api/platform/approve", json=decision, headers=node)
-        stranger = await client.post(f"/api/assets/{asset_id}/versions/0/approve", json={}, headers=node)
+        node_response = await client.post(f"/api/assets/{asset_id}/versions/0/approve", json={}, headers=node)
         approved = await ok(client.post("/api/platform/approve", json=decision, headers=hub))
         withdrawn = await ok(client.post("/api/platform/unpublish", json={"request_id": "order-1"}, headers=hub))
         whole = await client.post(f"/api/assets/{asset_id}/versions/0/approve", json={}, headers=hub)
         cleared = await client.post(f"/api/assets/{asset_id}/clear", json={"clearance_level": "ouo"}, headers=hub)
 
     assert (forbidden.status_code, forbidden.json()["code"]) == (403, "platform.may-not-approve")
-    assert (other.status_code, stranger.status_code, cleared.status_code) == (404, 404, 403)
+    assert (other.status_code, node_response.status_code, cleared.status_code) == (404, 404, 403)
     assert (approved["status"], withdrawn["status"]) == ("published", "unpublished")
     shown = whole.json()
     assert shown["versions"][0]["is_served"]

@@ -313,9 +313,9 @@ async def test_a_server_that_does_not_respond_like_an_orchestrator_is_reported(k
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     admin = bearer(await key_of(kit.dsn, "an admin", "admin"))
     page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>"
-    lie = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\n<html>"
+    not_gzip = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 6\r\n\r\n<html>"
     problem = b"HTTP/1.1 409 No\r\nContent-Type: application/problem+json\r\nContent-Length: 1\r\n\r\n{"
-    for response in (page, lie, problem):
+    for response in (page, not_gzip, problem):
         async with receiver(response) as other, AsyncExitStack() as stack:
             settings = Settings(auth_enabled=True, orchestrator_urls=f"http://127.0.0.1:{other.port}")
             gateway = await stack.enter_async_context(served_gateway(create_app(settings, await gateway_dsn(kit.dsn))))
@@ -562,7 +562,7 @@ async def test_platforms_do_not_notice_that_another_one_has_a_dataset_of_the_sam
 
 async def test_an_asset_of_another_platform_is_not_found_by_any_of_its_names(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
-    strangers = {
+    other_keys = {
         "another platform": bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode")),
         "viewer": bearer(await key_of(kit.dsn, "viewer", "viewer")),
     }
@@ -571,7 +571,7 @@ async def test_an_asset_of_another_platform_is_not_found_by_any_of_its_names(kit
         names = {"asset": receipt["asset_id"], "dataset": receipt["dataset_id"]}
         responses = {
             (who, what, url): await client.get(f"{url}/{name}", headers=key)
-            for who, key in strangers.items()
+            for who, key in other_keys.items()
             for what, name in names.items()
             for client, url in ((place.gateway, "/api/assets"), (place.orchestrator, "/api/v1/assets"))
         }

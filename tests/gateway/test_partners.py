@@ -345,6 +345,29 @@ async def test_a_batch_has_one_result_for_each_entry(kit: Kit, tmp_path):
     assert [each["job_id"] for each in status["jobs"]] == [single["job_id"]]
 
 
+@pytest.mark.parametrize(("query", "is_repeatable"), [({}, True), ({"force": "true"}, False)])
+async def test_a_forced_submission_is_not_sent_twice_because_each_would_start_a_job(
+    monkeypatch: pytest.MonkeyPatch, kit: Kit, tmp_path, query: dict[str, str], is_repeatable: bool
+):
+    operator = bearer(await key_of(kit.dsn, "ops", "operator"))
+    sent: list[ForwardedRequest] = []
+
+    async def send(_forwarder: Forwarder, request: ForwardedRequest, _body: object = None) -> httpx2.Response:
+        sent.append(request)
+        return httpx2.Response(202, json={})
+
+    monkeypatch.setattr(Forwarder, "send", send)
+    entry = {"workflow_id": "hello_world", "idempotency_key": "k"}
+    async with gateway(kit.dsn, tmp_path) as client:
+        await ok(client.post("/api/gateway/submit", json=entry, params=query, headers=operator), 202)
+        await ok(
+            client.post("/api/gateway/submit/batch", json={"submissions": [entry]}, params=query, headers=operator)
+        )
+
+    submitted = [request.is_repeatable for request in sent if request.path.endswith("/jobs")]
+    assert submitted == [is_repeatable, is_repeatable]
+
+
 async def test_a_caller_that_sends_too_many_requests_gets_429(kit: Kit, tmp_path):
     hub = bearer(await key_of(kit.dsn, "hub", "b2b", platform="ddh"))
     other = bearer(await key_of(kit.dsn, "other", "b2b", platform="geonode"))

@@ -10,6 +10,11 @@ export function scopesOf(key: Pick<Schemas["KeyInfo"], "scopes" | "platform_id" 
   return key.scopes.join(", ") + platform + queues;
 }
 
+/** The platform of a new key: only keys with the scope b2b have one. */
+export function platformOf(scopes: readonly string[], text: string): string | null {
+  return scopes.includes("b2b") ? text.trim() || null : null;
+}
+
 /** The number of days in a text; null if the text is empty: the key does not expire. */
 export function expiryDaysOf(text: string): number | null {
   if (text.trim() === "") return null;

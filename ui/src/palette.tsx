@@ -45,8 +45,8 @@ export function Palette() {
   const [text, setText] = useState("");
   const [place, setPlace] = useState(0);
   const results = useResource(`palette:${text}`, (signal) => search(text, signal));
-  const wanted = text.trim().toLowerCase();
-  const pages = PAGES.filter((page) => may(page.permission) && page.label.toLowerCase().includes(wanted));
+  const searched = text.trim().toLowerCase();
+  const pages = PAGES.filter((page) => may(page.permission) && page.label.toLowerCase().includes(searched));
   const choices = [...pages, ...(results.data ?? [])];
   useEffect(() => setPlace(0), [text]);
   const chosen = choices[place]?.id;
@@ -109,13 +109,13 @@ export function Palette() {
 }
 
 async function search(text: string, signal: AbortSignal): Promise<Choice[]> {
-  const wanted = text.trim();
-  if (wanted.length < 2) return [];
+  const words = text.trim();
+  if (words.length < 2) return [];
   await new Promise((resolve) => setTimeout(resolve, 150));
   if (signal.aborted) return [];
   const [jobs, assets, workflows] = await Promise.allSettled([
-    may("jobs:read") ? api.get("/api/v1/jobs", { query: { q: wanted, limit: 6 }, signal }) : null,
-    may("assets:read") ? api.get("/api/v1/assets", { query: { q: wanted, limit: 6 }, signal }) : null,
+    may("jobs:read") ? api.get("/api/v1/jobs", { query: { q: words, limit: 6 }, signal }) : null,
+    may("assets:read") ? api.get("/api/v1/assets", { query: { q: words, limit: 6 }, signal }) : null,
     may("workflows:read") ? api.get("/api/v1/workflows", { query: { limit: 100 }, signal }) : null,
   ]);
   const choices: Choice[] = [];
@@ -128,7 +128,7 @@ async function search(text: string, signal: AbortSignal): Promise<Choice[]> {
       to: `/assets/${asset.asset_id}`,
     });
   for (const workflow of settled(workflows)?.items ?? [])
-    if (`${workflow.workflow_id} ${workflow.name}`.toLowerCase().includes(wanted.toLowerCase()))
+    if (`${workflow.workflow_id} ${workflow.name}`.toLowerCase().includes(words.toLowerCase()))
       choices.push({
         id: `workflow-${workflow.workflow_id}`,
         icon: "workflows",

@@ -68,11 +68,11 @@ export type Params = Record<string, string>;
 
 /** The parameters of a path if it fits a pattern such as `/jobs/:id`. */
 export function match(pattern: string, actual: string): Params | null {
-  const wanted = pattern.split("/");
+  const names = pattern.split("/");
   const parts = actual.split("/");
-  if (wanted.length !== parts.length) return null;
+  if (names.length !== parts.length) return null;
   const params: Params = {};
-  for (const [place, name] of wanted.entries()) {
+  for (const [place, name] of names.entries()) {
     const part = parts[place] ?? "";
     if (name.startsWith(":")) {
       try {

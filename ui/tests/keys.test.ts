@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { expiryDaysOf, scopesOf } from "../src/keys";
+import { expiryDaysOf, platformOf, scopesOf } from "../src/keys";
 
 test.each([
   ["", null],
@@ -31,4 +31,9 @@ test("scopes are shown with the platform or the queues of the key", () => {
   expect(scopesOf({ scopes: ["worker"], platform_id: null, queues: ["tiles", "vectors"] })).toBe(
     "worker on tiles, vectors",
   );
+});
+
+test("only a key with the scope b2b has a platform, even if one was typed before", () => {
+  expect(platformOf(["b2b"], " fema ")).toBe("fema");
+  expect(platformOf(["viewer"], "fema")).toBeNull();
 });

@@ -82,7 +82,8 @@ def _forwarded(request: Request, submission: dict[str, object]) -> ForwardedRequ
         {**headers_of(request), "content-type": "application/json"},
         query=request.url.query,
         body=encoded(submission),
-        is_repeatable=bool(submission.get("idempotency_key")),
+        # With `force`, each request starts a new job.
+        is_repeatable=bool(submission.get("idempotency_key")) and "force" not in request.query_params,
     )
 
 

@@ -71,7 +71,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 
 @dataclass(frozen=True)
-class People:
+class UserKeys:
     """Keys with fewer permissions than the key of the platform, which has the scope `admin`."""
 
     viewer: str
@@ -79,12 +79,12 @@ class People:
 
 
 @pytest.fixture(scope="package")
-def people(platform: Platform) -> People:
+def user_keys(platform: Platform) -> UserKeys:
     viewer, author = (
         platform.post("/api/v1/keys", {"name": f"the {scope}", "scopes": [scope]}).json()["key"]
         for scope in ("viewer", "author")
     )
-    return People(viewer, author)
+    return UserKeys(viewer, author)
 
 
 @dataclass(frozen=True)

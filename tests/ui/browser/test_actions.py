@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.cli.processes import eventually
-from tests.ui.browser.conftest import Catalogue, People, Platform, UserPage
+from tests.ui.browser.conftest import Catalogue, Platform, UserKeys, UserPage
 
 pytestmark = [pytest.mark.requirement("M4"), pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -41,18 +41,18 @@ def _sign_in(page: Page, key: str) -> None:
     expect(page.get_by_role("button", name="Sign out")).to_be_visible()
 
 
-def test_a_key_signs_in_and_out(visitor: UserPage, people: People) -> None:
+def test_a_key_signs_in_and_out(visitor: UserPage, user_keys: UserKeys) -> None:
     page = visitor.open("/assets?state=published")
     page.get_by_label("API key").fill("dgm_0000000000000000_wrong")
     page.get_by_role("button", name="Sign in with a key").click()
     expect(page.get_by_role("alert")).to_be_visible()
 
-    _sign_in(page, people.viewer)
+    _sign_in(page, user_keys.viewer)
     expect(page.get_by_role("heading", name="Assets")).to_be_visible()
     assert page.url.endswith("/ui/assets?state=published"), "the page that was opened before signing in"
     (cookie,) = page.context.cookies()
     assert cookie["httpOnly"]
-    assert people.viewer not in cookie["value"]
+    assert user_keys.viewer not in cookie["value"]
 
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_label("API key")).to_be_visible()
@@ -97,9 +97,9 @@ def _changing_buttons(page: Page) -> list[str]:
 
 
 @pytest.mark.usefixtures("approved")
-def test_a_viewer_sees_assets_and_no_action_that_would_be_refused(visitor: UserPage, people: People) -> None:
+def test_a_viewer_sees_assets_and_no_action_that_would_be_refused(visitor: UserPage, user_keys: UserKeys) -> None:
     page = visitor.open("/")
-    _sign_in(page, people.viewer)
+    _sign_in(page, user_keys.viewer)
     visitor.complaints.clear()
 
     expect(page).to_have_url(re.compile("/ui/assets$"))
@@ -117,11 +117,11 @@ def test_a_viewer_sees_assets_and_no_action_that_would_be_refused(visitor: UserP
 
 
 def test_an_author_may_run_workflows_but_not_operate_jobs(
-    visitor: UserPage, people: People, platform: Platform
+    visitor: UserPage, user_keys: UserKeys, platform: Platform
 ) -> None:
     job = platform.post("/api/v1/jobs", {"workflow_id": "hello_world"}).json()["job_id"]
     page = visitor.open("/jobs")
-    _sign_in(page, people.author)
+    _sign_in(page, user_keys.author)
     visitor.complaints.clear()
 
     expect(page.get_by_role("row", name=re.compile("hello_world")).first).to_be_visible()

@@ -132,6 +132,12 @@ def test_a_failing_job_is_found_understood_and_resumed(admin: UserPage, scene: P
     job_id = page.url.rpartition("/")[2].partition("?")[0]
     states = {node["node_id"]: node["status"] for node in admin.platform.get(f"/api/v1/jobs/{job_id}").json()["nodes"]}
     assert set(states.values()) == {"completed"}
+
+    admin.open(f"/jobs/{job_id}?node=check")
+    attempts = page.locator(".drawer details.attempt")
+    expect(attempts).to_have_count(2)
+    expect(attempts.first).to_contain_text("Attempt 2")
+    expect(attempts.first).to_have_attribute("open", re.compile(""))
     assert admin.complaints == []
 
 
@@ -276,7 +282,7 @@ FIND_VIOLATIONS = """async part => {
     return violations;
 }"""
 PHONE = {"width": 390, "height": 844}
-DESK = {"width": 1440, "height": 900}
+DESKTOP = {"width": 1440, "height": 900}
 
 
 def problems_of(page: Page, part: str = "html") -> list[str]:
@@ -289,8 +295,8 @@ def problems_of(page: Page, part: str = "html") -> list[str]:
 
 
 def _violations(page: Page, part: str) -> list[str]:
-    if page.viewport_size != DESK:
-        page.set_viewport_size(DESK)  # type: ignore[arg-type]
+    if page.viewport_size != DESKTOP:
+        page.set_viewport_size(DESKTOP)  # type: ignore[arg-type]
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.read_text())
     violations: list[str] = page.evaluate(FIND_VIOLATIONS, part)

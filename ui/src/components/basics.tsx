@@ -25,24 +25,24 @@ export function Elapsed({ from, to }: { from: string | null | undefined; to: str
   return <span class="nowrap">{duration(Math.max(0, Math.round(secondsBetween(from, null, now.value))))}</span>;
 }
 
-export async function copyText(text: string, what: string): Promise<void> {
+export async function copyText(text: string, noun: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);
-    toast("green", `${what} copied`);
+    toast("green", `${noun} copied`);
   } catch {
-    toast("amber", `The browser does not allow copying. ${what}: ${text}`);
+    toast("amber", `The browser does not allow copying. ${noun}: ${text}`);
   }
 }
 
 /** `plain` is for rows of long lists, in which each element costs time. */
-export function CopyId({ id, what = "Id", plain = false }: { id: string; what?: string; plain?: boolean }) {
+export function CopyId({ id, noun = "Id", plain = false }: { id: string; noun?: string; plain?: boolean }) {
   return (
     <button
       type="button"
       class={`button quiet small mono${plain ? " plain" : ""}`}
       title={`Copy ${id}`}
-      aria-label={`Copy ${what} ${shortId(id)}`}
-      onClick={() => copyText(id, what)}
+      aria-label={`Copy ${noun} ${shortId(id)}`}
+      onClick={() => copyText(id, noun)}
     >
       {shortId(id)}
       {!plain && <Icon name="copy" size={12} />}
@@ -171,8 +171,8 @@ export interface Tab {
 
 /** Tabs; the selected one is a query parameter of the URL. */
 export function Tabs({ tabs, name = "tab", label }: { tabs: Tab[]; name?: string; label: string }) {
-  const wanted = query.value.get(name);
-  const chosen = tabs.find((tab) => tab.id === wanted) ?? tabs[0];
+  const selectedId = query.value.get(name);
+  const chosen = tabs.find((tab) => tab.id === selectedId) ?? tabs[0];
   const prefix = useId();
   const list = useRef<HTMLDivElement>(null);
   // Narrow screens show only some of the tabs: scroll to the selected one.
@@ -251,7 +251,7 @@ export function Dialog(props: { title: string; onClose: () => void; children: Co
   );
 }
 
-/** Asks for confirmation of a change and, if wanted, for its reason. Shows the problem if the change is refused. */
+/** Asks for confirmation of a change and, if the caller sets it, for its reason. Shows the problem if the change is refused. */
 export function Confirm(props: {
   title: string;
   action: string;

@@ -120,10 +120,10 @@ export function WithdrawDialog(props: {
   onDone: () => void;
 }) {
   const { asset, version, action } = props;
-  const what = version === null ? `all versions of ${nameOf(asset)}` : `version ${version} of ${nameOf(asset)}`;
+  const subject = version === null ? `all versions of ${nameOf(asset)}` : `version ${version} of ${nameOf(asset)}`;
   return (
     <Confirm
-      title={`${action === "unpublish" ? "Unpublish" : "Delete"} ${what}?`}
+      title={`${action === "unpublish" ? "Unpublish" : "Delete"} ${subject}?`}
       action={action === "unpublish" ? "Unpublish" : "Delete"}
       isDanger
       offersReason
@@ -143,7 +143,7 @@ export function WithdrawDialog(props: {
         }
         toast(
           "green",
-          `${what[0]?.toUpperCase()}${what.slice(1)} ${action === "unpublish" ? "unpublished" : "deleted"}`,
+          `${subject[0]?.toUpperCase()}${subject.slice(1)} ${action === "unpublish" ? "unpublished" : "deleted"}`,
         );
         props.onDone();
       }}

@@ -58,7 +58,7 @@ export function Provenance({ revision }: { revision: Revision }) {
           </span>,
         ],
         ...(source.size_bytes ? [["Size", bytes(source.size_bytes)] as [string, string]] : []),
-        ["SHA-256", revision.content_hash ? <CopyId key="h" id={revision.content_hash} what="SHA-256" /> : "–"],
+        ["SHA-256", revision.content_hash ? <CopyId key="h" id={revision.content_hash} noun="SHA-256" /> : "–"],
         ...(revision.same_content_as !== null && revision.same_content_as !== undefined
           ? [["Same content as", `version ${revision.same_content_as}`] as [string, string]]
           : []),

@@ -101,8 +101,8 @@ function place(input: GraphInput, layers: string[][], before: Map<string, string
     for (const id of layer) {
       const box = size.get(id);
       if (!box) continue;
-      const wanted = centreOf(before.get(id) ?? [], nodes);
-      const y = wanted === null ? free + (free === 0 ? spare / 2 : 0) : wanted - box.height / 2;
+      const centre = centreOf(before.get(id) ?? [], nodes);
+      const y = centre === null ? free + (free === 0 ? spare / 2 : 0) : centre - box.height / 2;
       const top = Math.min(Math.max(y, free), height - heightLeft);
       nodes.set(id, { id, x, y: top, width: box.width, height: box.height, layer: index });
       free = top + box.height + ROW_GAP;

@@ -51,11 +51,11 @@ interface OpenDialog {
 
 function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
   const versions = [...asset.versions].sort((a, b) => b.version_ordinal - a.version_ordinal);
-  const wanted = query.value.get("v");
-  const version = versions.find((each) => String(each.version_ordinal) === wanted) ?? versions[0];
-  const wantedRevision = Number(query.value.get("r") ?? version?.revision);
+  const ordinal = query.value.get("v");
+  const version = versions.find((each) => String(each.version_ordinal) === ordinal) ?? versions[0];
+  const revisionNumber = Number(query.value.get("r") ?? version?.revision);
   const revision =
-    version?.revisions.find((each) => each.revision === wantedRevision) ?? (version && newestOf(version));
+    version?.revisions.find((each) => each.revision === revisionNumber) ?? (version && newestOf(version));
   // The asset as it was when the dialog was opened: if it has changed since, the server refuses the decision.
   const [dialog, setDialog] = useState<OpenDialog | null>(null);
   const open = (name: DialogName, published?: Publishable) =>
@@ -76,7 +76,7 @@ function Content({ asset, reload }: { asset: Asset; reload: () => void }) {
     <>
       <div class="page-head">
         <h1>{asset.title ?? asset.dataset_id}</h1>
-        <CopyId id={asset.asset_id} what="Asset id" />
+        <CopyId id={asset.asset_id} noun="Asset id" />
         {asset.deleted_at ? <StateBadge state="deleted" /> : <StateBadge state={asset.clearance_state} />}
         <span class="muted">{asset.platform_id}</span>
         <div class="actions">
@@ -375,7 +375,7 @@ function Requests({ asset }: { asset: string }) {
             {items.map((request) => (
               <li key={request.request_id}>
                 <div class="row wrap">
-                  <CopyId id={request.request_id} what="Request id" />
+                  <CopyId id={request.request_id} noun="Request id" />
                   <StateBadge state={request.status} />
                   <span class="muted grow">
                     version {request.version_ordinal}, revision {request.revision}

@@ -118,7 +118,7 @@ function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) 
   return (
     <div class="page-head">
       <h1>{job.workflow_id}</h1>
-      <CopyId id={job.job_id} what="Job id" />
+      <CopyId id={job.job_id} noun="Job id" />
       <StateBadge state={job.status} />
       {isCancelling && <StateBadge state="cancelled" word="cancelling" />}
       <span class="muted">
@@ -470,7 +470,7 @@ function Data({ detail }: { detail: Detail }) {
                 href={href(`/workflows/${job.workflow_id}`)}
               >{`${job.workflow_id}, version ${job.workflow_version}`}</a>,
             ],
-            ["Definition", <CopyId key="d" id={job.definition_hash} what="Definition hash" />],
+            ["Definition", <CopyId key="d" id={job.definition_hash} noun="Definition hash" />],
             ["Submitted by", job.submitted_by ?? "–"],
             ["Correlation id", job.correlation_id ?? "–"],
             ["Priority", job.priority ?? 0],

@@ -6,7 +6,7 @@ import { RerunList } from "../components/rerun";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
-import { duration, percent, plural, secondsBetween } from "../format";
+import { duration, percent, plural, secondsBetween, words } from "../format";
 import { concerns } from "../live";
 import { setQuery } from "../router";
 import { may } from "../session";
@@ -73,11 +73,11 @@ function Content(props: {
           {typeof node.error?.code === "string" && <code>{node.error.code}</code>}
         </Banner>
       )}
-      {node.reason && <p class="muted">{node.reason}</p>}
+      {node.reason && <p class="muted">{words(node.reason)}</p>}
       <section class="stack tight">
         <h3>Attempts</h3>
         {attempts.length === 0 && <p class="muted">No worker has run this node.</p>}
-        {[...attempts].reverse().map((attempt, place) => (
+        {attempts.map((attempt, place) => (
           <AttemptCard key={attempt.attempt} attempt={attempt} isOpen={place === 0} />
         ))}
       </section>

@@ -5,7 +5,7 @@ import { Card, Elapsed, Empty, Meter } from "../components/basics";
 import { PagedList } from "../components/paged_list";
 import { StateBadge, wordOf } from "../components/state";
 import { VirtualList } from "../components/virtual";
-import { duration, number, plural } from "../format";
+import { duration, number, plural, words } from "../format";
 import { partsOf } from "../graph/graph";
 import { concerns } from "../live";
 import { asNumber, usePaged } from "../paged";
@@ -20,10 +20,10 @@ export function NodeTable({ id, detail }: { id: string; detail: Schemas["JobDeta
 }
 
 function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
-  const wanted = allowedValue(STATES, query.value.get("only"));
-  const nodes = detail.nodes.filter((node) => !wanted || node.status === wanted);
+  const state = allowedValue(STATES, query.value.get("only"));
+  const nodes = detail.nodes.filter((node) => !state || node.status === state);
   return (
-    <Card title={plural(detail.nodes.length, "node")} actions={<StateFilter value={wanted} />} flush>
+    <Card title={plural(detail.nodes.length, "node")} actions={<StateFilter value={state} />} flush>
       <div class="table-scroll">
         <table class="table cards-when-narrow">
           <thead>
@@ -80,13 +80,13 @@ function TopLevel({ detail }: { detail: Schemas["JobDetail"] }) {
                     : duration(Math.round(node.eta_seconds))}
                 </td>
                 <td data-label="Error" class="anywhere">
-                  {node.error_message ? <span class="error-text">{node.error_message}</span> : (node.reason ?? "")}
+                  {node.error_message ? <span class="error-text">{node.error_message}</span> : words(node.reason ?? "")}
                 </td>
               </tr>
             ))}
           </tbody>
         </table>
-        {nodes.length === 0 && <Empty title={`No node is ${wordOf(wanted ?? "")}`} />}
+        {nodes.length === 0 && <Empty title={`No node is ${wordOf(state ?? "")}`} />}
       </div>
     </Card>
   );
@@ -111,13 +111,13 @@ function StateFilter({ value }: { value: string | null }) {
 }
 
 function Children({ id, parent }: { id: string; parent: string }) {
-  const wanted = allowedValue(STATES, query.value.get("only"));
+  const state = allowedValue(STATES, query.value.get("only"));
   const paged = usePaged<NodeRow>(
-    `children:${id}:${parent}:${wanted}`,
+    `children:${id}:${parent}:${state}`,
     (after, signal) =>
       api.get("/api/v1/jobs/{job_id}/nodes", {
         path: { job_id: id },
-        query: { parent, status: wanted && [wanted], after: asNumber(after), limit: 200 },
+        query: { parent, status: state && [state], after: asNumber(after), limit: 200 },
         signal,
       }),
     (change) => concerns(change, "job", id),
@@ -132,14 +132,14 @@ function Children({ id, parent }: { id: string; parent: string }) {
           <span class="muted">/</span> Children of {parent}
         </span>
       }
-      actions={<StateFilter value={wanted} />}
+      actions={<StateFilter value={state} />}
       flush
     >
       <PagedList
         paged={paged}
         empty={
-          wanted ? (
-            <Empty title={`No child is ${wordOf(wanted)}`} />
+          state ? (
+            <Empty title={`No child is ${wordOf(state)}`} />
           ) : (
             <Empty title="There are no children">
               <p>A fan-out has one child for each item of the list that it gets from the nodes before it.</p>

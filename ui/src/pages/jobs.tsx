@@ -307,7 +307,7 @@ function Cells(props: RowProps) {
         <a href={href(to)}>{job.workflow_id}</a>
       </span>
       <span role="cell">
-        <CopyId id={job.job_id} what="Job id" plain />
+        <CopyId id={job.job_id} noun="Job id" plain />
       </span>
       <span role="cell" class="ellipsis" title={job.error_message ?? undefined}>
         <Progress job={job} />

@@ -34,11 +34,11 @@ export default function ReviewPage() {
     (change) => change.kind === "asset",
   );
   const items = paged.items ?? [];
-  const wanted = query.value.get("item");
-  const wantedIndex = items.findIndex((item) => keyOf(item) === wanted);
+  const openKey = query.value.get("item");
+  const indexInList = items.findIndex((item) => keyOf(item) === openKey);
   // A revision that was approved or rejected leaves the list: the next one, which now has its index, is shown.
   const lastIndex = useRef(0);
-  const openIndex = wantedIndex >= 0 ? wantedIndex : Math.max(0, Math.min(lastIndex.current, items.length - 1));
+  const openIndex = indexInList >= 0 ? indexInList : Math.max(0, Math.min(lastIndex.current, items.length - 1));
   lastIndex.current = openIndex;
   const item = items[openIndex];
   const [dialog, setDialog] = useState<"keys" | "bulk" | null>(null);

@@ -261,7 +261,7 @@ function SubmitForm({ source }: { source: Source }) {
     platforms.data?.items.find((each) => each.platform_id === "local");
   const [refs, setRefs] = useState<Record<string, string>>({});
   const [label, setLabel] = useState("");
-  const [workflow, setWorkflow] = useState("process_large_raster");
+  const [workflow, setWorkflow] = useState("raster_ingest");
   const [entries, setEntries] = useState<Entries>({});
   const [errors, setErrors] = useState<Record<string, string>>({});
   const [problem, setProblem] = useState<Error | null>(null);
@@ -365,13 +365,11 @@ function SubmitForm({ source }: { source: Source }) {
               value={workflow}
               onChange={(event) => setWorkflow(event.currentTarget.value)}
             >
-              {(workflows.data?.items ?? [])
-                .filter((each) => each.reserved_inputs.length > 0 || each.workflow_id.includes("raster"))
-                .map((each) => (
-                  <option key={each.workflow_id} value={each.workflow_id}>
-                    {each.workflow_id}
-                  </option>
-                ))}
+              {(workflows.data?.items ?? []).filter(takesOneObject).map((each) => (
+                <option key={each.workflow_id} value={each.workflow_id}>
+                  {each.workflow_id}
+                </option>
+              ))}
             </select>
           </div>
         </div>
@@ -408,7 +406,12 @@ function visible(schema: ObjectSchema, reserved: readonly string[]): NonNullable
   return Object.fromEntries(Object.entries(schema.properties ?? {}).filter(([name]) => !hidden.has(name)));
 }
 
-/** Whether the raster is split into tiles is not known before it has been read. */
+/** Whether a workflow creates a version of an asset from one object; others cannot be submitted with this form. */
+function takesOneObject(workflow: Schemas["WorkflowSummary"]): boolean {
+  return workflow.reserved_inputs.includes("dataset_id") && workflow.inputs.includes("blob_name");
+}
+
+/** For some files it is not known before the job opens them whether they are split into tiles. */
 function tilesText(result: Result): string {
   if (result.is_tiled === null || result.is_tiled === undefined) return "unknown";
   if (!result.is_tiled) return "one COG";

@@ -6,7 +6,7 @@ import { PagedList } from "../components/paged_list";
 import { StateBadge } from "../components/state";
 import { Table } from "../components/table";
 import { toast } from "../components/toasts";
-import { expiryDaysOf, scopesOf } from "../keys";
+import { expiryDaysOf, platformOf, scopesOf } from "../keys";
 import { usePaged } from "../paged";
 import { session } from "../session";
 
@@ -155,7 +155,7 @@ function CreateKey({ onClose, onCreated }: { onClose: () => void; onCreated: (ke
             body: {
               name: name.trim(),
               scopes,
-              platform_id: platform.trim() || null,
+              platform_id: platformOf(scopes, platform),
               expires_in_days: expiryDaysOf(days),
             },
           }),

@@ -269,7 +269,7 @@ function Versions({ id }: { id: string }) {
                           {each.workflow_version} {each.is_current && <span class="muted">current</span>}
                         </td>
                         <td data-label="Definition">
-                          <CopyId id={each.definition_hash} what="Hash" />
+                          <CopyId id={each.definition_hash} noun="Hash" />
                         </td>
                         <td data-label="Jobs" class="numeric">
                           {number(each.jobs)}

@@ -45,9 +45,9 @@ function Gallery() {
       </div>
       <Loaded resource={workflows}>
         {(data) => {
-          const wanted = q.toLowerCase();
+          const searched = q.toLowerCase();
           const items = data.items.filter((each) =>
-            `${each.workflow_id} ${each.name} ${each.description}`.toLowerCase().includes(wanted),
+            `${each.workflow_id} ${each.name} ${each.description}`.toLowerCase().includes(searched),
           );
           return (
             <>
