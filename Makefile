@@ -10,7 +10,7 @@ demo: setup          ## turn a generated scene of 105 megapixels into a map; see
 test: setup          ## run every test, on a real PostgreSQL
 	@scripts/test $(PYTEST_ARGS)
 
-check: setup         ## check lint, types and import rules
+check: setup         ## check lint, types and import rules, and the web pages
 	@$(MAKE) --no-print-directory -j 2 --output-sync=target check-types check-rules
 
 check-types:
@@ -53,7 +53,7 @@ mutants: setup       ## insert known bugs one at a time; the tests must detect e
 images: setup        ## build the container images; options: BASE, ENGINE, REGISTRY, VERSION (see scripts/images)
 	@scripts/images $(IMAGES)
 
-docs: setup          ## generate the pages that come from the code
+docs: setup          ## generate the pages that come from the code, and the fingerprint of the schema
 	@$(PY) scripts/write_fingerprint.py
 	@$(PY) scripts/draw_states.py
 	@$(PY) scripts/list_settings.py

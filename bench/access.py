@@ -7,8 +7,9 @@ three callers:
   plain        in the first database, where all is visible: the search is pgSTAC's own, without a filter
   everything   with a key: a viewer, who may see all of the 1,000 assets; the search has the list of them
   part         without a key: anonymous; the search has the list of the public assets
-`everything` and `part` run the same code. Prints the medians, and their ratios in all and for each search. Absolute
-times depend on the machine; only the ratio of `part` to each of the others over all searches is judged.
+`everything` and `part` run the same code. Prints the medians, and their ratios for each search and for all searches
+together. Absolute times depend on the machine; only the ratio of `part` to each of the others over all searches is
+judged.
 """
 
 import argparse

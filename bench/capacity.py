@@ -3,7 +3,7 @@
 For each number of orchestrators (processes) and workers (whole workers, several in a process) it measures
   tasks   10 jobs with a fan_out each, no-op tasks, from submission until all jobs are completed
   jobs    jobs of three steps, submitted at once
-and samples what the sessions of PostgreSQL wait for. The processor time of PostgreSQL, orchestrators and workers shows
+and samples what the sessions of PostgreSQL wait for. The CPU time of PostgreSQL, orchestrators and workers shows
 what limits the rate: the machine, if all cores are used; otherwise the event that the sessions wait for.
 
     python bench/capacity.py --orchestrators 1,3,10 --workers 4,50,200
@@ -53,7 +53,7 @@ class Samples:
     connections: int = 0
 
     def shares(self) -> dict[str, float]:
-        """Sessions that were active on average, by what they waited for most often."""
+        """The average number of active sessions for each of the four most frequent wait events."""
         return {name: round(times / max(1, self.count), 2) for name, times in self.waits.most_common(4)}
 
 

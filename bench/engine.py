@@ -13,8 +13,9 @@ so that a ratio compares adjacent measurements. Then, for dagmaster alone:
   backlog        fan_out with 100,000 finished tasks in the table, and with 100,000 that no worker can run
   start          time from `dagmaster up` to the first accepted job, and time of imports
   profile        where the time goes: processes, statements
-Prints figures, ratios with their spread and whether each target holds; verify-history runs over everything. Absolute
-times depend on the machine and its load, so ratios, costs per task and two promised rates are judged.
+Prints figures, ratios with their spread and whether each target holds; verify-history checks the jobs of all parts
+except `start` and `profile`. Absolute times depend on the machine and its load, so mainly ratios and costs per task are
+judged; bench/judge.py has all targets.
 """
 
 import argparse
@@ -131,7 +132,7 @@ def add_value(figures: Figures, name: str, value: float) -> None:
 
 async def measure(server: Server, options: argparse.Namespace, versions: dict[str, str]) -> dict[str, Any]:
     measured: dict[str, Any] = {**circumstances(options), "versions": versions}
-    for part in wanted(options):
+    for part in selected_parts(options):
         print(f"\n{part} …", flush=True)
         match part:
             case "compare":
@@ -153,7 +154,7 @@ async def measure(server: Server, options: argparse.Namespace, versions: dict[st
     return measured
 
 
-def wanted(options: argparse.Namespace) -> Iterator[str]:
+def selected_parts(options: argparse.Namespace) -> Iterator[str]:
     yield from (part for part in PARTS if part in options.parts)
     if options.steady:
         yield "steady"
@@ -189,20 +190,20 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--parts", default="all", help=f"all, or some of {','.join(PARTS)}")
     parser.add_argument("--steady", type=float, default=0, metavar="MINUTES", help="also measure a constant load")
     parser.add_argument("--idle-seconds", type=float, default=15)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor for all counts; below 1 to test the bench")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all counts; below 1 to test the benchmark")
     parser.add_argument("--json", type=Path, help="write everything to this file")
     options = parser.parse_args()
-    options.peers = chosen(parser, options.peers, NAMES)
-    options.parts = chosen(parser, options.parts, PARTS)
+    options.peers = parse_names(parser, options.peers, NAMES)
+    options.parts = parse_names(parser, options.parts, PARTS)
     return options
 
 
-def chosen(parser: argparse.ArgumentParser, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def parse_names(parser: argparse.ArgumentParser, text: str, valid_names: tuple[str, ...]) -> tuple[str, ...]:
     if text in {"all", "none"}:
-        return known if text == "all" else ()
+        return valid_names if text == "all" else ()
     names = tuple(text.split(","))
-    if unknown := set(names) - set(known):
-        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
+    if unknown := set(names) - set(valid_names):
+        parser.error(f"{', '.join(sorted(unknown))}: not one of {', '.join(valid_names)}")
     return names
 
 
@@ -210,9 +211,9 @@ async def main() -> int:
     options = arguments()
     versions = make_environments(options.peers) if "compare" in options.parts else {}
     with private_server() as server:
-        versions_of_server = server.row("SHOW server_version")[0]
+        server_version = server.row("SHOW server_version")[0]
         measured = await measure(server, options, versions)
-    measured["postgres"] = versions_of_server
+    measured["postgres"] = server_version
     judged = targets(measured, DURABLE)
     measured["targets"] = [{**asdict(target), "holds": target.holds} for target in judged]
     show(measured)

@@ -108,7 +108,7 @@ def select(connection: psycopg.Connection, request_id: str) -> float:
     return seconds
 
 
-def at_once(port: int, key: str, clients: int, seconds: float, count: int) -> tuple[float, float, float]:
+def poll_concurrently(port: int, key: str, clients: int, seconds: float, count: int) -> tuple[float, float, float]:
     """Polls per second, p50 and p95 in milliseconds."""
     taken: list[float] = []
     until = time.perf_counter() + seconds
@@ -172,7 +172,7 @@ def _run(dsn: str, options: argparse.Namespace) -> int:
             if number >= 0:  # the first ones open connections and prepare statements
                 for seconds, all_seconds in zip(taken, (polls, routes, selects), strict=True):
                     all_seconds.append(seconds)
-        rate, p50, p95 = at_once(port, key, options.clients, options.seconds, options.requests)
+        rate, p50, p95 = poll_concurrently(port, key, options.clients, options.seconds, options.requests)
     poll, route, bare = (1000 * statistics.median(each) for each in (polls, routes, selects))
     cost, spread = poll / (route + bare), p95 / p50
     print(f"poll {poll:.2f} ms, empty route {route:.2f} ms, bare SELECT {bare:.2f} ms (medians of {options.rounds})")

@@ -1,4 +1,5 @@
-"""The targets of a run: ratios measured in it, costs per task, and the two promised rates."""
+"""The targets of a run: ratios measured in it, costs per task, memory, the load of an idle platform, and two promised
+values: the milliseconds of a step and the rate of small jobs."""
 
 import statistics
 from collections.abc import Iterator, Sequence

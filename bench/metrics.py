@@ -1,6 +1,6 @@
 """What metrics and traces cost: for one request, one task, one span, and one scrape.
 
-The costs in the process are processor time. With `--waiting 100000` it also measures the statements of a scrape on a
+The costs in the process are CPU time. With `--waiting 100000` it also measures the statements of a scrape on a
 private PostgreSQL server, with this number of waiting tasks: from the call to the response.
 
     .venv/bin/python bench/metrics.py --waiting 100000
@@ -28,7 +28,7 @@ ROUNDS_OF_STATEMENTS = 30
 
 
 def nanoseconds(call: Callable[[], object], rounds: int = ROUNDS) -> float:
-    """Processor time of the caller, the best of five: other processes only make it slower."""
+    """CPU time of the caller, the best of five: other processes only make it slower."""
     best = float("inf")
     for _ in range(5):
         begun = time.thread_time_ns()

@@ -21,7 +21,7 @@ from ours import PATIENCE_SECONDS, QUEUE, UNSERVED, Platform, new_database, plat
 from server import Server, Spent, peak_megabytes
 
 Figures = dict[str, list[float]]
-ROLES = {  # the modules that the process of each role imports
+ROLES = {  # the modules that each role imports, and those of a command of the client and of the help
     "orchestrator": ("cli.roles", "roles.orchestrator", "api.app", "api.server"),
     "worker": ("cli.roles", "roles.worker", "handlers.shipped"),
     "serving": ("cli.roles", "roles.serving", "serving.app", "serving.server"),
@@ -166,7 +166,7 @@ async def steady(server: Server, minutes: float) -> Figures:
 
 
 async def start_up(repeat: int) -> Figures:
-    """`dagmaster up` until a job is accepted, with new and with existing data; and the import time of each role."""
+    """`dagmaster up` until a job is accepted, with new and with existing data; and the time of imports."""
     figures: Figures = {}
     _import_seconds([module for modules in ROLES.values() for module in modules], 1)  # so that all modules are compiled
     for _ in range(repeat):

@@ -30,17 +30,17 @@ def make_environments(names: Sequence[str]) -> dict[str, str]:
     """Create the environments that are missing; returns the version of each peer."""
     for name in names:
         lock = FOLDER / f"{name}.txt"
-        folder, wanted = ENVIRONMENTS / name, hashlib.sha256(lock.read_bytes()).hexdigest()
+        folder, lock_hash = ENVIRONMENTS / name, hashlib.sha256(lock.read_bytes()).hexdigest()
         stamp = folder / "installed"
-        if not stamp.exists() or stamp.read_text() != wanted:
+        if not stamp.exists() or stamp.read_text() != lock_hash:
             print(f"creating an environment for {name} …", flush=True)
             shutil.rmtree(folder, ignore_errors=True)
             venv.create(folder, with_pip=True)
             command = [folder / "bin/python", "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-            done = subprocess.run([*command, "--require-hashes", "-r", lock], check=False)
-            if done.returncode:
+            completed = subprocess.run([*command, "--require-hashes", "-r", lock], check=False)
+            if completed.returncode:
                 raise SystemExit(f"bench: {name} could not be installed")
-            stamp.write_text(wanted)
+            stamp.write_text(lock_hash)
     return {name: version_of(name) for name in names}
 
 

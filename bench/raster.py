@@ -264,7 +264,7 @@ def run_job(api: str, bronze: Path, scene: Scene, tile_size: int) -> float:
         while (job := client.get(f"/jobs/{job_id}").raise_for_status().json()["job"])["completed_at"] is None:
             time.sleep(0.2)
     if job["status"] != "completed":
-        raise SystemExit(f"the job {job['status']}: {job['error_message']}")
+        raise SystemExit(f"the job ended as {job['status']}: {job['error_message']}")
     began, ended = (datetime.fromisoformat(job[name]) for name in ("created_at", "completed_at"))
     return (ended - began).total_seconds()
 
@@ -279,9 +279,9 @@ def ready(number: int) -> int:
     return number
 
 
-def make_tile(what: tuple[Scene, Tile, Path]) -> tuple[CogFacts, float, float]:
+def make_tile(arguments: tuple[Scene, Tile, Path]) -> tuple[CogFacts, float, float]:
     """The result, its CPU seconds, and the peak memory of the process."""
-    scene, tile, folder = what
+    scene, tile, folder = arguments
     start = time.process_time()
     facts = make_cog(scene.source, folder / f"{tile.tile_id}.tif", scene.grid, tile.window, raster_type=RasterType.RGB)
     return facts, time.process_time() - start, peak_memory_mb()
@@ -303,10 +303,10 @@ def lower_bound(scene: Scene, folder: Path, options: argparse.Namespace) -> Cost
     return cpu / options.processes, cpu
 
 
-def kernel_and_codec(what: tuple[Scene, Path]) -> float:
+def kernel_and_codec(arguments: tuple[Scene, Path]) -> float:
     """Seconds of CPU per pixel of output: warped in blocks of 512, and compressed with its overviews (a third more
     pixels)."""
-    scene, target = what
+    scene, target = arguments
     side = 1024
     with rasterio.open(scene.source) as source:
         middle = source.width // 2 - side

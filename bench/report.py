@@ -99,11 +99,11 @@ def _targets(judged: list[dict[str, Any]]) -> Rows:
 def _contenders(measured: dict[str, Any], compare: dict[str, Any]) -> Rows:
     figures = compare["figures"]
     names = [f"{name} {measured['versions'].get(name, '')}".strip() for name in figures]
-    return [["", *names], *([what, *(spread(of[what]) for of in figures.values())] for what in COMPARED)]
+    return [["", *names], *([name, *(spread(values[name]) for values in figures.values())] for name in COMPARED)]
 
 
 def _ratios(ratios: dict[str, dict[str, list[float]]]) -> Rows:
-    return [["", *ratios], *([what, *(spread(of[what]) for of in ratios.values())] for what in RATIOS)]
+    return [["", *ratios], *([name, *(spread(values[name]) for values in ratios.values())] for name in RATIOS)]
 
 
 def _plain(figures: dict[str, list[float]]) -> Rows:

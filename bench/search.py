@@ -74,8 +74,8 @@ def measure_in_database(dsn: str, limit: int, rounds: int) -> None:
             connection.execute("SET search_path = pgstac, public")
             for _ in range(rounds):
                 begun = time.perf_counter()
-                wanted = f'{{"collections": ["naip"], "limit": {limit}, "conf": {{"nohydrate": {conf}}}}}'
-                connection.execute("SELECT search(%s::jsonb)::text", [wanted]).fetchone()
+                query = f'{{"collections": ["naip"], "limit": {limit}, "conf": {{"nohydrate": {conf}}}}}'
+                connection.execute("SELECT search(%s::jsonb)::text", [query]).fetchone()
                 seconds.append(time.perf_counter() - begun)
         print(f"  pgSTAC's search, {name:<12} median {statistics.median(seconds):6.3f} s")
 

@@ -273,7 +273,7 @@ class JobRequests:
 
 @dataclass
 class Load:
-    """Submits `tasks_per_second`, and waits while more than `max_open_tasks` tasks have not ended."""
+    """Submits jobs at a rate of `tasks_per_second`, and waits while more than `max_open_tasks` tasks have not ended."""
 
     dsn: str  # of the submitter's link
     storage: Path
@@ -325,10 +325,10 @@ class Load:
         """Repeat the submission under the same key until it is acknowledged; then record and count it."""
         self._number += 1
         key = f"chaos-{self._number}"
-        wanted = Submission(workflow_id=request.workflow_id, input_params=request.inputs, idempotency_key=key)
+        submission = Submission(workflow_id=request.workflow_id, input_params=request.inputs, idempotency_key=key)
         while True:
             try:
-                submitted = await submit_once(self._ledger, self.library, wanted)
+                submitted = await submit_once(self._ledger, self.library, submission)
                 break
             except Unavailable:
                 self.counts["submissions repeated"] += 1

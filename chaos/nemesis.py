@@ -7,8 +7,10 @@ recovery time is measured on the victim:
     orchestrator killed or frozen     from the fault until each of its jobs has another owner, or has ended
     worker or child killed or frozen  from the fault until each of its tasks runs again, or its node has ended
     process asked to stop             from the signal until the same condition holds
-    link, clock                       from the end of the fault until that process has written something
-    server, rows, disk                from the end of the fault until any process has written something
+    link                              from the end of the fault until that process has written something; any process if
+                                      the link is that of the submitter
+    clock                             from the start with the wrong clock until that process has written something
+    server, rows, disk, notifications from the end of the fault until any process has written something
     message broker                    from the kill until any process has written something
     poison task                       from its submission until its job has failed
 """
@@ -62,8 +64,8 @@ FAULT_COUNTS = {
     "poison": 3,
 }
 # With a message broker as the transport, in addition.
-BROKER_FAULT_COUNTS = {"broker killed": 3, "broker away": 1}
-BROKER_AWAY_SECONDS = 60.0
+BROKER_FAULT_COUNTS = {"broker killed": 3, "broker unavailable": 1}
+BROKER_OUTAGE_SECONDS = 60.0
 WATCH_SECONDS = 60.0
 PROBE_SECONDS = 0.1
 FREE_SECONDS = 20.0
@@ -152,7 +154,7 @@ class Nemesis:
             "clock jumps": self._skew,
             "poison": self._poison,
             "broker killed": lambda fault: self._kill_broker(fault, self._random.uniform(0, 3)),
-            "broker away": lambda fault: self._kill_broker(fault, BROKER_AWAY_SECONDS),
+            "broker unavailable": lambda fault: self._kill_broker(fault, BROKER_OUTAGE_SECONDS),
         }
         assert self._kinds.keys() == FAULT_COUNTS.keys() | BROKER_FAULT_COUNTS.keys()
 

@@ -91,8 +91,8 @@ MUTANTS: Final = (
         [
             Edit(
                 MEMORY,
-                "held = sorted(claim.job_id for claim in claims if self._holds(owner_id, claim))",
-                "held = sorted(claim.job_id for claim in claims"
+                "job_ids = sorted(claim.job_id for claim in claims if self._holds(owner_id, claim))",
+                "job_ids = sorted(claim.job_id for claim in claims"
                 " if self._holds((row := self.db.jobs[claim.job_id]).owner_id or owner_id,"
                 " Claim(claim.job_id, row.claim_token or claim.token, claim.epoch)))",
             ),

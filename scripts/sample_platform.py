@@ -1,7 +1,7 @@
 """A platform on this machine with generated data, to look at its web pages.
 
-Five rasters of different kinds, computed from one random terrain: some published, some waiting for review, one with two
-versions. Jobs in every state: completed, failed, running with a large fan-out, waiting in a paused queue.
+Five raster datasets of different kinds, computed from random numbers: some published, some waiting for review, one with
+two versions. Jobs that completed, failed, run with a large fan-out, or wait in a paused queue.
 
     .venv/bin/python scripts/sample_platform.py --data /tmp/sample
 
@@ -293,7 +293,7 @@ def wait_until(check: Callable[[], bool]) -> None:
 
 def jobs(platform: Platform) -> dict[str, str]:
     def start(workflow: str, inputs: dict[str, Any] | None = None, **more: Any) -> str:
-        body = {"workflow_id": workflow, "inputs": inputs or {}, "submitted_by": "survey team", **more}
+        body = {"workflow_id": workflow, "inputs": inputs or {}, **more}
         return str(platform.post("/jobs", body)["job_id"])
 
     for name in ("Ada", "Grace", "Edsger"):
@@ -307,7 +307,7 @@ def jobs(platform: Platform) -> dict[str, str]:
     survey = start("nightly_survey", definition=SURVEY)
     platform.put("/queues/container-tasks", {"is_paused": True})
     waiting = start("refresh_overviews", definition=REFRESH)
-    start("refresh_overviews", definition=REFRESH, submitted_by="nightly")
+    start("refresh_overviews", definition=REFRESH)
     wait_until(
         lambda: any(
             node["children"] and node["children"]["done"] > 5 for node in platform.get(f"/jobs/{survey}")["nodes"]

@@ -43,7 +43,7 @@ var databaseName = 'dagmaster'
 var containers = ['bronze', 'silver', 'external']
 var servedContainers = [1, 2] // map servers read silver and external, not the raw data in bronze
 
-// Identities. Their names are also roles in PostgreSQL; `dagmaster db deploy` expects that of the gateway.
+// Identities. Their names are also roles in PostgreSQL; `dagmaster db deploy` expects those of gateway and map server.
 
 resource platformIdentity 'Microsoft.ManagedIdentity/userAssignedIdentities@2023-01-31' = {
   name: '${databaseName}_platform'

@@ -18,12 +18,13 @@
 Any other exception is a bug. Exit codes, HTTP statuses and retries are derived from the class.
 """
 
+import os
 import traceback
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-_OWN_FOLDER = str(PurePath(__file__).parent)
+_OWN_FOLDER = str(PurePath(__file__).parent) + os.sep  # a neighbour such as dagmaster_x has another prefix
 _STANDARD_LIBRARY = str(PurePath(traceback.__file__).parent)
 
 

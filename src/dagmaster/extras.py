@@ -31,13 +31,13 @@ def missing_extra(error: ImportError, preferred: str | None = None) -> InvalidRe
 
 def _extras_of(module: str) -> set[str]:
     """Distributions have the names of their modules, or begin with them (titiler.core, attrs), or are in the table."""
-    extra_name = _normalised(_DISTRIBUTIONS.get(module, module))
+    distribution = _normalised(_DISTRIBUTIONS.get(module, module))
     matches = filter(None, map(_REQUIREMENT.match, metadata.requires("dagmaster") or ()))
     names = {(_normalised(match["name"]), match["extra"]) for match in matches}
     return {
         extra
         for name, extra in names
-        if extra != "all" and (name in {extra_name, f"{extra_name}s"} or name.startswith(f"{extra_name}-"))
+        if extra != "all" and (name in {distribution, f"{distribution}s"} or name.startswith(f"{distribution}-"))
     }
 
 

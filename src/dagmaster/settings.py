@@ -158,7 +158,7 @@ class Settings(BaseSettings):
         None,
         max_length=100,
         description="Client id of the managed identity with which `dagmaster db` deploys and migrates the schema; by "
-        "default the same identity as for everything else",
+        "default that of MANAGED_IDENTITY_CLIENT_ID",
     )
     db_admin_user: str | None = Field(
         None,
@@ -182,7 +182,8 @@ class Settings(BaseSettings):
     )
     credentials_file: Path | None = Field(
         None,
-        description="File in which `dagmaster login` stores keys; by default ~/.config/dagmaster/credentials.json",
+        description="File in which `dagmaster login` stores keys; by default dagmaster/credentials.json in "
+        "$XDG_CONFIG_HOME, or in ~/.config if that is not set",
         alias="DAGMASTER_CREDENTIALS",
     )
 
@@ -299,8 +300,8 @@ class Settings(BaseSettings):
     dag_callback_url: str | None = Field(
         None,
         max_length=512,
-        description="https://… of the API of a platform. `dagmaster worker` then reaches the platform over HTTPS only, "
-        "with DAGMASTER_KEY, and needs no database",
+        description="https://… of the API of a platform. `dagmaster worker` then reaches the platform over HTTP, with "
+        "DAGMASTER_KEY, and needs no database; http://… is allowed for loopback addresses",
     )
     dag_callback_insecure: bool = Field(
         False,
@@ -390,7 +391,7 @@ class Settings(BaseSettings):
         2.0,
         gt=0,
         le=60,
-        description="Seconds of processor time that the templates of one field of a node, such as its params, may use "
+        description="Seconds of CPU time that the templates of one field of a node, such as its params, may use "
         "together; if they need more, the node fails",
     )
 

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.requirement("O1")
 GATE = """
     workflow_id: gates
     nodes:
-      start: {type: start, next: door}
-      door: {handler: gate, next: end}
+      start: {type: start, next: busy}
+      busy: {handler: gate, next: end}
       end: {type: end}
 """
 FAILING = """
@@ -74,7 +74,7 @@ async def test_each_job_that_cannot_be_changed_has_a_reason(database):
         first = await bulk(client, action="cancel", job_ids=ids)
         second = await bulk(client, action="cancel", job_ids=ids)
         await running.wait(waiting)
-        retried = await bulk(client, action="retry", job_ids=ids, part={"node": "door"}, preview=True)
+        retried = await bulk(client, action="retry", job_ids=ids, part={"node": "busy"}, preview=True)
 
     def outcomes(report: Any) -> list[tuple[str, str | None]]:
         return [(result["outcome"], result["code"]) for result in report["results"]]
@@ -83,7 +83,7 @@ async def test_each_job_that_cannot_be_changed_has_a_reason(database):
     assert outcomes(preview) == outcomes(first) == expected
     assert outcomes(second)[0] == ("unchanged", None)
     assert [outcome for outcome, _ in outcomes(retried)] == ["accepted", "refused", "refused"]
-    assert retried["results"][0]["nodes"] == ["door", "end"]
+    assert retried["results"][0]["nodes"] == ["busy", "end"]
     assert first["results"][1]["status"] == "completed"
     assert first["results"][2]["workflow_id"] is None
 

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.requirement("X1")
 GATED = """
     workflow_id: gated
     nodes:
-      start: {type: start, next: door}
-      door: {handler: gate, next: end}
+      start: {type: start, next: busy}
+      busy: {handler: gate, next: end}
       end: {type: end}
 """
 HELLO = """
@@ -163,7 +163,7 @@ async def test_a_worker_key_reports_a_task_and_nothing_else(database):
         job_id = await running.submit(workflow(GATED))
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE status = 'running'"))
         report = {
-            "task_id": f"{job_id}_door_1",
+            "task_id": f"{job_id}_busy_1",
             "worker_id": str(running.workers[0].worker_id),
             "status": "succeeded",
             "output": {"by": "http"},

@@ -30,8 +30,8 @@ STEPS = """
     workflow_id: steps
     nodes:
       start: {type: start, next: one}
-      one: {handler: echo, next: door}
-      door: {handler: gate, next: end}
+      one: {handler: echo, next: busy}
+      busy: {handler: gate, next: end}
       end: {type: end}
 """
 FAN = """

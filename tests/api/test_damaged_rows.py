@@ -22,7 +22,7 @@ pytestmark = pytest.mark.requirement("E27")
 WORKFLOW = """
     workflow_id: kinds
     nodes:
-      start: {type: start, next: [prepare, door, heavy, phases]}
+      start: {type: start, next: [prepare, busy, heavy, phases]}
       prepare: {handler: make_list, params: {count: 3}, next: [split, choose, large]}
       large: {handler: large_output, next: end}
       choose: {type: conditional, condition: "{{ nodes.prepare.output.items | length }} > 2", on_true: "yes"}
@@ -39,12 +39,24 @@ WORKFLOW = """
         task: {handler: echo, queue: container-tasks}
         next: last
       last: {type: fan_in, next: end}
-      door: {handler: gate, next: end}
+      busy: {handler: gate, next: end}
       heavy: {handler: echo, queue: container-tasks, next: end}
       phases: {handler: multi_phase, params: {phases: 2, seconds_per_phase: 0}, next: end}
       end: {type: end}
 """
-NODES = ("prepare", "choose", "split", "split__0", "wide__1", "gather", "door", "heavy", "phases", "last", "stranger")
+NODES = (
+    "prepare",
+    "choose",
+    "split",
+    "split__0",
+    "wide__1",
+    "gather",
+    "busy",
+    "heavy",
+    "phases",
+    "last",
+    "not_in_definition",
+)
 TABLES = (
     "dag_jobs",
     "dag_node_states",
@@ -143,7 +155,7 @@ def interrupted(shared_database: str) -> Interrupted:
     rows.execute("UPDATE dagapp.dag_jobs SET owner_id = gen_random_uuid()")
     rows.execute(
         "UPDATE dagapp.dag_tasks SET status = 'running', worker_id = gen_random_uuid(), started_at = now(), "
-        "progress = '{\"fraction\": 0.5}' WHERE node_id = 'door'"
+        "progress = '{\"fraction\": 0.5}' WHERE node_id = 'busy'"
     )
     return Interrupted(shared_database, job_id, rows)
 
@@ -160,7 +172,7 @@ async def _interrupted_job(dsn: str) -> UUID:
 async def _is_halfway(running: Engine, job_id: UUID) -> bool:
     nodes = await running.nodes(job_id)
     completed = all(nodes[node]["status"] == "completed" for node in ("phases", "large", "yes"))
-    return completed and nodes["door"]["status"] == "running" and "wide__2" in nodes
+    return completed and nodes["busy"]["status"] == "running" and "wide__2" in nodes
 
 
 async def _failures(client: AsyncClient, paths: list[str], damage: str) -> list[str]:
@@ -198,8 +210,8 @@ async def test_every_read_of_a_job_responds_if_it_has_a_node_that_is_not_in_its_
 
     async with api(interrupted.dsn) as client:
         for damage in (
-            sql.format("node_id = 'stranger'", "'yes'"),
-            sql.format("parent_node_id = 'stranger'", "'split__0'"),
+            sql.format("node_id = 'not_in_definition'", "'yes'"),
+            sql.format("parent_node_id = 'not_in_definition'", "'split__0'"),
             sql.format("parent_node_id = NULL", "'split__0'"),
             sql.format("parent_node_id = 'split'", "'yes'"),
         ):
@@ -254,6 +266,6 @@ async def test_a_node_is_shown_as_waiting_for_a_node_whose_row_is_missing(interr
             job = await ok(client.get(f"{V1}/jobs/{interrupted.job_id}"))
 
     (reason,) = next(node["reasons"] for node in waiting["nodes"] if node["node_id"] == "end")
-    assert reason["nodes"] == ["door", "heavy", "last"]
+    assert reason["nodes"] == ["busy", "heavy", "last"]
     assert "heavy" not in [node["node_id"] for node in job["nodes"]]
-    assert "door" in [node["node_id"] for node in job["nodes"]]
+    assert "busy" in [node["node_id"] for node in job["nodes"]]

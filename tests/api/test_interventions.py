@@ -10,8 +10,8 @@ from tests.engine.harness import engine, open_gate, until, workflow
 GATED = """
     workflow_id: gated
     nodes:
-      start: {type: start, next: door}
-      door: {handler: gate, next: after}
+      start: {type: start, next: busy}
+      busy: {handler: gate, next: after}
       after: {handler: noop, next: end}
       end: {type: end}
 """

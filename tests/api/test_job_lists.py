@@ -28,8 +28,8 @@ GATES = """
     workflow_id: gates
     nodes:
       start: {type: start, next: one}
-      one: {handler: echo, next: door}
-      door: {handler: gate, next: end}
+      one: {handler: echo, next: busy}
+      busy: {handler: gate, next: end}
       end: {type: end}
 """
 
@@ -139,7 +139,7 @@ async def test_running_jobs_have_progress_and_an_estimate_from_past_runs(databas
         )
         await running.rows(
             "UPDATE dagapp.dag_node_states SET dispatched_at = dispatched_at - interval '50 minutes' "
-            "WHERE job_id = %s AND node_id = 'door'",
+            "WHERE job_id = %s AND node_id = 'busy'",
             first,
         )
         async with api(database, running) as other:  # another app: the first one caches its estimates for a minute
@@ -156,10 +156,10 @@ async def test_running_jobs_have_progress_and_an_estimate_from_past_runs(databas
     assert 2900 < detail["eta_seconds"] <= 3100
     nodes = {node["node_id"]: node for node in detail["nodes"]}
     assert nodes["one"]["eta_seconds"] is None
-    assert 2900 < nodes["door"]["eta_seconds"] <= 3100
+    assert 2900 < nodes["busy"]["eta_seconds"] <= 3100
     assert detail["progress"] == line["progress"]
     assert detail["elapsed_seconds"] >= line["elapsed_seconds"] > 0
-    assert {stage["name"]: stage["eta_seconds"] is None for stage in detail["stages"]}["door"] is False
+    assert {stage["name"]: stage["eta_seconds"] is None for stage in detail["stages"]}["busy"] is False
     assert (ended["eta_seconds"], ended["progress"]["fraction"]) == (None, 1.0)
 
 

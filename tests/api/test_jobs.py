@@ -114,20 +114,20 @@ async def test_nodes_children_and_timeline_are_listed_in_pages(database):
     assert unknown.json()["hint"] == "fan_outs are: split"
 
 
-async def talk(ctx: Any) -> None:
+async def write_log(ctx: Any) -> None:
     ctx.logger.info("working", step=1)
 
 
 @pytest.mark.requirement("O1")
 async def test_a_node_shows_its_attempts_with_their_log_lines(database):
-    text = FAMILY.replace("next: end}", "next: talk}\n      talk: {handler: talk, next: end}")
-    handlers = [Registration("talk", "tests.api.test_jobs:talk")]
+    text = FAMILY.replace("next: end}", "next: write_log}\n      write_log: {handler: write_log, next: end}")
+    handlers = [Registration("write_log", "tests.api.test_jobs:write_log")]
     async with engine(database, handlers=handlers) as running, api(database, running) as client:
         job = await running.run(workflow(text))
         path = f"{V1}/jobs/{job['job_id']}/nodes"
         child = await ok(client.get(f"{path}/split__3"))
         parent = await ok(client.get(f"{path}/prepare"))
-        task = await ok(client.get(f"{path}/talk"))
+        task = await ok(client.get(f"{path}/write_log"))
         missing = await client.get(f"{path}/nothing")
 
     assert [attempt["attempt"] for attempt in child["attempts"]] == [2, 1]

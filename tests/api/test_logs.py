@@ -17,22 +17,22 @@ from tests.api.serving import V1, api, app_of, ok, pages_of, served
 from tests.engine.harness import engine, until, workflow
 
 HANDLERS = [
-    Registration("talks", "tests.api.test_logs:talks"),
+    Registration("write_log", "tests.api.test_logs:write_log"),
     Registration("reports", "tests.api.test_logs:reports"),
     Registration("reports_plainly", "tests.api.test_logs:reports_plainly", False),
-    Registration("talks_and_waits", "tests.api.test_logs:talks_and_waits"),
+    Registration("write_log_and_wait", "tests.api.test_logs:write_log_and_wait"),
 ]
-TALKATIVE = """
-    workflow_id: talkative
+LOGGING = """
+    workflow_id: logging
     nodes:
       start: {type: start, next: spread}
       spread:
         type: fan_out
         source: [1, 2, 3]
-        task: {handler: talks, params: {item: "{{ item }}"}, retry: {max_attempts: 1, initial_delay_seconds: 0.01}}
+        task: {handler: write_log, params: {item: "{{ item }}"}, retry: {max_attempts: 1, initial_delay_seconds: 0.01}}
         next: gather
       gather: {type: fan_in, next: last}
-      last: {handler: talks, next: end}
+      last: {handler: write_log, next: end}
       end: {type: end}
 """
 ONE = """
@@ -44,7 +44,7 @@ ONE = """
 """
 
 
-async def talks(ctx: Context, params: dict[str, Any]) -> None:
+async def write_log(ctx: Context, params: dict[str, Any]) -> None:
     ctx.logger.info("begins", item=params.get("item"))
     if params.get("item") == 2 and ctx.attempt == 1:
         ctx.logger.warning("will fail; password=%s", "hunter2")
@@ -52,7 +52,7 @@ async def talks(ctx: Context, params: dict[str, Any]) -> None:
     ctx.logger.info("ends")
 
 
-async def talks_and_waits(ctx: Context) -> None:
+async def write_log_and_wait(ctx: Context) -> None:
     for number in range(30):
         ctx.logger.info("waiting", number=number)
     while not ctx.cancelled and str(ctx.job_id) not in _released:
@@ -79,7 +79,7 @@ _released: set[str] = set()
 @pytest.mark.requirement("H1")
 async def test_log_lines_of_every_attempt_are_listed_in_pages(database):
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
-        job = await running.run(workflow(TALKATIVE))
+        job = await running.run(workflow(LOGGING))
         path = f"{V1}/jobs/{job['job_id']}/logs"
         pages = await pages_of(client, path, limit=2)
         (of_children,) = await pages_of(client, path, node_id="spread")
@@ -115,7 +115,7 @@ async def test_the_last_log_lines_of_a_running_attempt_can_be_read_before_it_end
     """They are sent at once, not with the next renewal of the lease."""
     rare_renewals = {"lease_renew_sec": 30, "task_lease_sec": 90}
     async with engine(database, handlers=HANDLERS, **rare_renewals) as running, api(database, running) as client:
-        job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
+        job_id = await running.submit(workflow(ONE.replace("HANDLER", "write_log_and_wait")))
         path = f"{V1}/jobs/{job_id}/logs"
 
         async def seen() -> list[dict[str, Any]]:
@@ -140,7 +140,7 @@ async def test_the_last_log_lines_of_a_running_attempt_can_be_read_before_it_end
 @pytest.mark.requirement("H1")
 async def test_a_cancelled_attempt_keeps_its_log_lines(database):
     async with engine(database, handlers=HANDLERS) as running, api(database, running) as client:
-        job_id = await running.submit(workflow(ONE.replace("HANDLER", "talks_and_waits")))
+        job_id = await running.submit(workflow(ONE.replace("HANDLER", "write_log_and_wait")))
         path = f"{V1}/jobs/{job_id}/logs"
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_tasks WHERE log IS NOT NULL"))
 

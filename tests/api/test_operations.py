@@ -13,8 +13,8 @@ from tests.engine.harness import engine, open_gate, until, workflow
 GATED = """
     workflow_id: gated
     nodes:
-      start: {type: start, next: door}
-      door: {handler: gate, next: end}
+      start: {type: start, next: busy}
+      busy: {handler: gate, next: end}
       end: {type: end}
 """
 
@@ -42,7 +42,7 @@ async def test_orchestrators_and_workers_show_what_they_do(database):
     assert worker["software_version"]
     assert worker["running_count"] == 1
     (task,) = worker["running"]
-    assert (task["task_id"], task["handler"]) == (f"{job_id}_door_1", "gate")
+    assert (task["task_id"], task["handler"]) == (f"{job_id}_busy_1", "gate")
     assert task["started_at"] is not None
 
 
@@ -225,7 +225,7 @@ async def test_replaying_a_poison_task_resumes_its_job(database):
         letters = await pages_of(client, f"{V1}/dead-letters", reason="PoisonTask")
 
     assert job["status"] == "failed"
-    assert (letter["job_id"], letter["node_id"]) == (str(job["job_id"]), "door")
+    assert (letter["job_id"], letter["node_id"]) == (str(job["job_id"]), "busy")
     assert letter["is_replayable"]
     assert letter["body"]["params"] == {"code": 3}
     assert "exit code" in letter["description"]

@@ -21,8 +21,8 @@ STEPS = """
     workflow_id: steps
     nodes:
       start: {type: start, next: one}
-      one: {handler: echo, next: door}
-      door: {handler: gate, next: two}
+      one: {handler: echo, next: busy}
+      busy: {handler: gate, next: two}
       two: {handler: echo, next: end}
       end: {type: end}
 """

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.requirement("O1")
 GATE = """
     workflow_id: gates
     nodes:
-      start: {type: start, next: door}
-      door: {handler: gate, next: end}
+      start: {type: start, next: busy}
+      busy: {handler: gate, next: end}
       end: {type: end}
 """
 
@@ -60,7 +60,7 @@ async def test_queues_have_rates_and_running_tasks_have_leases(database):
         await running.wait(job_id)
         submissions = [q for q in (await ok(client.get(f"{V1}/queues")))["items"] if q["kind"] == "submissions"]
 
-    assert (held["job_id"], held["node_id"], held["workflow_id"]) == (str(job_id), "door", "gates")
+    assert (held["job_id"], held["node_id"], held["workflow_id"]) == (str(job_id), "busy", "gates")
     assert held["is_worker_alive"] is True
     assert held["remaining_seconds"] > 0
     assert none == []

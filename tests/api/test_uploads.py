@@ -348,16 +348,16 @@ async def test_the_request_of_a_client_that_stops_sending_is_ended(shared_databa
 
 async def test_a_full_disk_is_reported_and_the_written_bytes_are_kept(client, tmp_path, monkeypatch):
     where = (await begun(client, size_bytes=2_500_000)).headers["location"]
-    write, room = os.write, [1_500_000]
+    write, free_bytes = os.write, [1_500_000]
 
     def limited(descriptor, data):
         if not Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(tmp_path):
             return write(descriptor, data)
-        if not room[0]:
-            room[0] = 10_000_000  # space is freed right afterwards
+        if not free_bytes[0]:
+            free_bytes[0] = 10_000_000  # space is freed right afterwards
             raise OSError(28, "No space left on device")
-        written = write(descriptor, data[: room[0]])
-        room[0] -= written
+        written = write(descriptor, data[: free_bytes[0]])
+        free_bytes[0] -= written
         return written
 
     monkeypatch.setattr(os, "write", limited)

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.requirement("O1")
 SHAPES = """
     workflow_id: shapes
     nodes:
-      start: {type: start, next: [door, heavy]}
-      door: {handler: gate, next: after}
+      start: {type: start, next: [busy, heavy]}
+      busy: {handler: gate, next: after}
       heavy: {handler: echo, queue: container-tasks, next: after}
       after: {handler: echo, next: end}
       end: {type: end}
@@ -68,7 +68,7 @@ async def test_a_waiting_node_names_the_nodes_it_waits_for_and_a_running_one_is_
 
             async def is_running():
                 waiting_nodes = await waiting(client, job_id)
-                return waiting_nodes if codes(waiting_nodes.get("door", [])) == ["running"] else None
+                return waiting_nodes if codes(waiting_nodes.get("busy", [])) == ["running"] else None
 
             waiting_nodes = await until(is_running)
             await running.start_worker(["container-tasks"])
@@ -77,8 +77,8 @@ async def test_a_waiting_node_names_the_nodes_it_waits_for_and_a_running_one_is_
             over = await waiting(client, job_id)
 
     assert "start" not in waiting_nodes
-    assert waiting_nodes["after"][0]["nodes"] == ["door", "heavy"]
-    assert waiting_nodes["after"][0]["detail"] == "waits for door, heavy"
+    assert waiting_nodes["after"][0]["nodes"] == ["busy", "heavy"]
+    assert waiting_nodes["after"][0]["detail"] == "waits for busy, heavy"
     assert codes(waiting_nodes["end"]) == ["waiting_for_nodes"]
     assert codes(waiting_nodes["heavy"]) == ["no_worker", "queued"]
     assert waiting_nodes["heavy"][0]["detail"] == "no live worker serves queue container-tasks"
@@ -132,7 +132,7 @@ async def test_a_task_in_a_full_queue_shows_the_limit_of_the_queue(database):
 
             async def is_limited():
                 waiting_nodes = await waiting(client, job_id)
-                both = codes(waiting_nodes.get("door", [])) + codes(waiting_nodes.get("heavy", []))
+                both = codes(waiting_nodes.get("busy", [])) + codes(waiting_nodes.get("heavy", []))
                 return waiting_nodes if sorted(both) == ["queue_limited", "queued", "running"] else None
 
             waiting_nodes = await until(is_limited)
@@ -140,9 +140,9 @@ async def test_a_task_in_a_full_queue_shows_the_limit_of_the_queue(database):
             await running.wait(job_id)
 
     limited = next(
-        reason for node in ("door", "heavy") for reason in waiting_nodes[node] if reason["code"] == "queue_limited"
+        reason for node in ("busy", "heavy") for reason in waiting_nodes[node] if reason["code"] == "queue_limited"
     )
-    assert limited["detail"] == "queue dag-worker-tasks runs 1 tasks, its limit is 1"
+    assert limited["detail"] == "queue dag-worker-tasks runs 1 task, its limit is 1"
 
 
 async def test_a_node_that_will_be_retried_shows_when_and_why(database):
@@ -218,7 +218,7 @@ async def test_a_running_node_shows_its_start_worker_and_progress(database):
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: report_and_wait")))
 
         async def has_progress():
-            reasons = (await waiting(client, job_id)).get("door", [])
+            reasons = (await waiting(client, job_id)).get("busy", [])
             return reasons[0] if reasons and reasons[0]["progress"] else None
 
         reason = await until(has_progress)
@@ -233,38 +233,38 @@ async def test_a_running_node_shows_its_start_worker_and_progress(database):
 
 
 async def test_a_task_shows_that_no_worker_of_its_queue_offers_its_handler(database):
-    not_offered = Registration("nobody_has_it", "tests.engine.harness:give")
+    not_offered = Registration("not_offered", "tests.engine.harness:give")
     async with engine(database, orchestrators=0, workers=1, verify_history=False) as running:
         running.registry = Registry([*running.registry.values(), not_offered])  # the worker started without it
         await running.start_orchestrator()
-        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: nobody_has_it")))
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: not_offered")))
         async with api(database, running) as client:
 
             async def is_queued():
-                reasons = (await waiting(client, job_id)).get("door", [])
+                reasons = (await waiting(client, job_id)).get("busy", [])
                 return reasons if "no_worker" in codes(reasons) else None
 
             reasons = await until(is_queued)
 
     assert reasons[0]["detail"] == (
-        "no live worker has handler nobody_has_it on queue dag-worker-tasks (live workers of the queue: 1)"
+        "no live worker has handler not_offered on queue dag-worker-tasks (live workers of the queue: 1)"
     )
 
 
 async def test_a_node_shows_that_its_orchestrator_does_not_know_its_handler(database):
     async with engine(database, verify_history=False) as running:
-        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: of_tomorrow, queue: new")))
+        job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: not_known, queue: new")))
         async with api(database, running) as client:
 
             async def is_deferred():
-                reasons = (await waiting(client, job_id)).get("door", [])
+                reasons = (await waiting(client, job_id)).get("busy", [])
                 return reasons if codes(reasons) == ["unknown_handler"] else None
 
             (reason,) = await until(is_deferred)
 
-    assert (reason["handler"], reason["queue"]) == ("of_tomorrow", "new")
+    assert (reason["handler"], reason["queue"]) == ("not_known", "new")
     assert reason["detail"].startswith(
-        "waits for an orchestrator that knows handler of_tomorrow and queue new; "
+        "waits for an orchestrator that knows handler not_known and queue new; "
         "the node fails if no live process has known them for 600 s ("
     )
 
@@ -289,7 +289,7 @@ async def test_a_waiting_task_shows_how_often_it_was_lost(database):
         job_id = await running.submit(workflow(SHAPES.replace("handler: gate", "handler: crash, params: {code: 3}")))
 
         async def is_lost():
-            reasons = (await waiting(client, job_id)).get("door", [])
+            reasons = (await waiting(client, job_id)).get("busy", [])
             return next((reason for reason in reasons if reason["code"] == "retry"), None)
 
         reason = await until(is_lost, 40)

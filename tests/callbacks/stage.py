@@ -69,7 +69,7 @@ class Stage:
         self.insert("dag_jobs", job_id=job_id, status="pending", **fixed, **columns)
         return job_id
 
-    def moves(self, job_id: UUID, status: str, *, resumed: bool = False) -> None:
+    def set_job_status(self, job_id: UUID, status: str, *, resumed: bool = False) -> None:
         raised = ", resume_count = resume_count + 1" if resumed else ""
         self.rows(f"UPDATE dagapp.dag_jobs SET status = %s{raised} WHERE job_id = %s", status, job_id)
 

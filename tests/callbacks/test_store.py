@@ -35,10 +35,10 @@ def test_the_end_of_a_job_with_a_callback_url_is_recorded_as_a_callback(stage):
     unnamed = stage.job(callback_url=URL)
     silent = stage.job()
     for job_id in (named, unnamed, silent):
-        stage.moves(job_id, "running")
+        stage.set_job_status(job_id, "running")
         assert stage.statuses() == [] or job_id != named
 
-        stage.moves(job_id, "completed")
+        stage.set_job_status(job_id, "completed")
 
     assert stage.statuses() == [("order 7", "completed"), (str(unnamed), "completed")]
     assert {row["platform_id"] for row in stage.callbacks()} == {"local"}
@@ -47,11 +47,11 @@ def test_the_end_of_a_job_with_a_callback_url_is_recorded_as_a_callback(stage):
 @pytest.mark.parametrize("end", ["partial_success", "failed", "cancelled"])
 def test_a_job_that_is_resumed_ends_twice_and_has_two_callbacks(stage, end):
     job_id = stage.job(callback_url=URL)
-    stage.moves(job_id, "running")
-    stage.moves(job_id, end)
-    stage.moves(job_id, "running", resumed=True)
+    stage.set_job_status(job_id, "running")
+    stage.set_job_status(job_id, end)
+    stage.set_job_status(job_id, "running", resumed=True)
 
-    stage.moves(job_id, "completed")
+    stage.set_job_status(job_id, "completed")
 
     assert [row["status"] for row in stage.callbacks()] == [end, "completed"]
     assert [row["resume_count"] for row in stage.callbacks()] == [0, 1]
@@ -59,18 +59,18 @@ def test_a_job_that_is_resumed_ends_twice_and_has_two_callbacks(stage, end):
 
 def test_the_end_of_a_job_that_is_rolled_back_has_no_callback(stage):
     job_id = stage.job(callback_url=URL)
-    stage.moves(job_id, "running")
+    stage.set_job_status(job_id, "running")
 
     with stage.connection.transaction(force_rollback=True):
-        stage.moves(job_id, "completed")
+        stage.set_job_status(job_id, "completed")
 
     assert stage.statuses() == []
 
 
 def test_an_event_has_at_most_one_callback(stage):
     job_id = stage.job(callback_url=URL)
-    stage.moves(job_id, "running")
-    stage.moves(job_id, "completed")
+    stage.set_job_status(job_id, "running")
+    stage.set_job_status(job_id, "completed")
 
     with pytest.raises(psycopg.errors.UniqueViolation):
         stage.rows(
@@ -145,8 +145,8 @@ async def test_callbacks_of_a_request_are_delivered_in_order(stage, store):
 async def test_jobs_with_one_correlation_id_do_not_wait_for_each_other(stage, store):
     for _ in range(3):
         job_id = stage.job(callback_url=URL, correlation_id="batch")
-        stage.moves(job_id, "running")
-        stage.moves(job_id, "completed")
+        stage.set_job_status(job_id, "running")
+        stage.set_job_status(job_id, "completed")
 
     assert len(await claim(store)) == 3
 

@@ -185,8 +185,8 @@ async def test_a_job_without_an_asset_calls_the_urls_of_its_subscriber(stage, da
     subscribed = await submitted_job(database, subscriber=SUBSCRIBER)
     other = await submitted_job(database, callback_url="https://hooks.example/all")
     for job_id in (subscribed, other):
-        stage.moves(job_id, "running")
-        stage.moves(job_id, end)
+        stage.set_job_status(job_id, "running")
+        stage.set_job_status(job_id, end)
 
     sent = [(row["job_id"], row["status"], row["url"].rpartition("/")[2]) for row in stage.callbacks()]
     assert sent == [(subscribed, "running", "begun"), (subscribed, end, kind), (other, end, "all")]
@@ -196,10 +196,10 @@ async def test_each_url_gets_its_signed_callback_even_if_another_one_is_down(sta
     async with receiver(status(500)) as begun, receiver() as done:
         subscriber = {"successUri": done.url, "inProgressUri": begun.url}
         job_id = await submitted_job(database, subscriber=subscriber, correlation_id="order-7")
-        stage.moves(job_id, "running")
+        stage.set_job_status(job_id, "running")
         sender = sender_of(store)
         await deliver(sender)
-        stage.moves(job_id, "completed")
+        stage.set_job_status(job_id, "completed")
         store.advance(1)
         await deliver(sender)
 
@@ -216,8 +216,8 @@ async def test_each_url_gets_its_signed_callback_even_if_another_one_is_down(sta
 @pytest.mark.requirement("D5")
 async def test_the_subscriber_of_a_job_is_deleted_with_it(stage, database):
     job_id = await submitted_job(database, subscriber=SUBSCRIBER)
-    stage.moves(job_id, "running")
-    stage.moves(job_id, "completed")
+    stage.set_job_status(job_id, "running")
+    stage.set_job_status(job_id, "completed")
     stage.rows("UPDATE dagapp.dag_jobs SET completed_at = now() - interval '2 days'")
     retention = PostgresRetention(database)
     try:

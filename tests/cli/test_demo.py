@@ -11,7 +11,8 @@ import pytest
 import rasterio
 from rasterio.transform import from_origin
 
-from dagmaster.cli.demo import _clear, demo
+from dagmaster.cli.command import State
+from dagmaster.cli.demo import _clear, _own_settings, demo
 from dagmaster.local.embedded import Cluster
 from dagmaster.raster import landscape
 from dagmaster.raster.cog.grid import output_grid, tiles_of
@@ -58,6 +59,17 @@ def test_the_demo_creates_a_map_and_prints_its_address(output):
     assert removed.returncode == 0
     assert not output.exists()
     assert not Cluster.at(output).folder.exists()
+
+
+def test_the_demo_uses_the_port_of_up_which_serves_its_addresses_again(tmp_path, monkeypatch):
+    monkeypatch.delenv("API_PORT", raising=False)
+    default = _own_settings(State(), tmp_path)
+    monkeypatch.setenv("API_PORT", "8123")
+    chosen = _own_settings(State(), tmp_path)
+
+    assert default.api_port == 8000
+    assert "api_port" not in default.model_fields_set  # so that a free port is used if it is in use
+    assert chosen.api_port == 8123
 
 
 def test_the_default_demo_has_100_megapixels_and_at_least_40_tiles(tmp_path):

@@ -18,13 +18,13 @@ from tests.cli.processes import eventually, start
 from tests.engine.harness import engine, workflow
 
 LOGGING = """
-    workflow_id: talkative
+    workflow_id: logging
     nodes:
       start: {type: start, next: spread}
       spread:
         type: fan_out
         source: [1, 2]
-        task: {handler: talks, params: {item: "{{ item }}"}}
+        task: {handler: write_log, params: {item: "{{ item }}"}}
         next: gather
       gather: {type: fan_in, next: end}
       end: {type: end}
@@ -38,7 +38,7 @@ nodes:
 """
 
 
-async def talks(ctx: Any, params: dict[str, Any]) -> None:
+async def write_log(ctx: Any, params: dict[str, Any]) -> None:
     ctx.logger.info("begins", item=params["item"])
     await asyncio.sleep(0.8)
     ctx.logger.warning("ends \x1b[31mred")
@@ -197,7 +197,7 @@ def test_the_progress_of_a_plain_handler_can_be_watched(on_platform, platform, t
 
 @pytest.mark.requirement("H1")
 async def test_log_lines_can_be_read_and_followed(database, without_platform, capfd):
-    handlers = [Registration("talks", "tests.cli.test_intervene:talks")]
+    handlers = [Registration("write_log", "tests.cli.test_intervene:write_log")]
     async with engine(database, handlers=handlers) as engine_running:
         job_id = str(await engine_running.submit(workflow(LOGGING)))
         async with served(app_of(database, engine_running)) as server:

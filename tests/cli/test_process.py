@@ -323,12 +323,12 @@ def test_options_for_numbers_of_versions_and_revisions_are_refused(dagmaster, sc
 
 @pytest.mark.requirement("M3")
 def test_polar_data_in_degrees_causes_a_warning(on_maps, tmp_path):
-    ice = tmp_path / "ice.tif"
+    polar = tmp_path / "polar.tif"
     profile = {"driver": "GTiff", "width": 1500, "height": 1500, "count": 1, "dtype": "uint8", "crs": "EPSG:3413"}
-    with rasterio.open(ice, "w", transform=Affine(500, 0, -375_000, 0, -500, 375_000), **profile) as file:
+    with rasterio.open(polar, "w", transform=Affine(500, 0, -375_000, 0, -500, 375_000), **profile) as file:
         file.write(np.arange(1500 * 1500).reshape(1, 1500, 1500).astype("uint8"))
 
-    done = on_maps("process", str(ice), "--detach")
+    done = on_maps("process", str(polar), "--detach")
 
     assert "times as tall as in the file" in done.out
     assert "to keep its detail, pass --target-crs EPSG:3413\n" in done.out

@@ -66,12 +66,12 @@ def test_a_role_without_rights_is_reported_as_not_allowed(dagmaster, monkeypatch
 @pytest.mark.requirement("M3")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_an_unknown_role_is_reported_as_not_allowed(dagmaster, monkeypatch, cluster, command):
-    monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("postgres").replace("postgres@", "nobody_known@"))
+    monkeypatch.setenv("DATABASE_URL", cluster.dsn_of("postgres").replace("postgres@", "unknown_role@"))
 
     result = dagmaster(*command)
 
     assert result.code == 3, result.err
-    assert 'role "nobody_known" does not exist' in result.err
+    assert 'role "unknown_role" does not exist' in result.err
 
 
 @pytest.mark.requirement("M3")

@@ -213,7 +213,7 @@ class LateDatabase:
         pass
 
 
-def test_roles_are_loaded_while_the_database_starts_and_do_not_connect_before(tmp_path, capfd):
+def test_roles_are_loaded_while_the_database_starts_and_do_not_connect_before_it_is_ready(tmp_path, capfd):
     settings = Settings(DAGMASTER_DATA=str(tmp_path), API_PORT="0", SERVING_ENABLED="false", HEALTH_ENABLED="false")
     local = LocalPlatform(settings, tmp_path, "postgresql://postgres@127.0.0.1:1/none", str, log_level="info")
     local.cluster = LateDatabase(lambda: eventually(lambda: all(_is_waiting(child.pid) for child in local.children)))

@@ -275,8 +275,8 @@ def test_names_in_urls_are_quoted():
     ]
 
 
-@pytest.mark.parametrize(("count", "rest"), [(2, ""), (3, ""), (4, ", …")])
-def test_the_error_for_an_ambiguous_id_lists_up_to_three_matches(count, rest):
+@pytest.mark.parametrize(("count", "ending"), [(2, ""), (3, ""), (4, ", …")])
+def test_the_error_for_an_ambiguous_id_lists_up_to_three_matches(count, ending):
     ids = [f"{JOB[:-1]}{digit}" for digit in range(count)]
     jobs = {"items": [{"job_id": job_id} for job_id in ids], "next": None}
     letters = {"items": [{"dead_letter_id": letter_id} for letter_id in ids], "next": None}
@@ -286,7 +286,7 @@ def test_the_error_for_an_ambiguous_id_lists_up_to_three_matches(count, rest):
         with pytest.raises(InvalidRequest) as letter:
             client.json.find_dead_letter(JOB[:-1])
 
-    matches = f"an id that begins with {JOB[:-1]}: {', '.join(ids[:3])}{rest}"
+    matches = f"an id that begins with {JOB[:-1]}: {', '.join(ids[:3])}{ending}"
     assert job.value.message == f"several jobs have {matches}"
     assert letter.value.message == f"several dead letters have {matches}"
 

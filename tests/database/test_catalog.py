@@ -235,7 +235,7 @@ def test_the_platform_can_be_deployed_without_the_catalogue(database, monkeypatc
 
     assert ensure_catalog(database, is_enabled=False) is None
     monkeypatch.setitem(all_queries(), "catalog_extensions", "SELECT 'postgis' AS name")
-    platform.ensure_catalog(database, messages.append, is_wanted=True)
+    platform.ensure_catalog(database, messages.append, is_enabled=True)
 
     assert catalog_status(database).deployed is None
     assert len(messages) == 1

@@ -142,7 +142,7 @@ def test_the_times_of_items_are_read_if_they_differ(asset):
     ],
     ids=str,
 )
-def test_items_that_pgstac_would_refuse_or_leave_out_are_refused_before(changes, code):
+def test_items_that_pgstac_would_refuse_or_leave_out_are_refused_before_they_are_stored(changes, code):
     with pytest.raises(UnfitData) as refused:
         require_storable([an_item("a") | change for change in changes])
 

@@ -2158,7 +2158,7 @@ async def test_children_are_read_in_slices_by_index(bench):
 
 
 @pytest.mark.requirement("W7")
-async def test_a_fan_outs_counters_follow_its_children(bench):
+async def test_the_counters_of_a_fan_out_follow_its_children(bench):
     driver = await owned(bench, tiles(3))
     tasks = sorted(await take(bench), key=lambda task: task.node_id)
     started = await only_row(bench, "dag_node_states", node_id="tiles")

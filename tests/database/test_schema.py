@@ -1,5 +1,7 @@
 """The tables come from the records, the guards from the state tables, and a migrated database equals a new one."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -70,12 +72,12 @@ def test_bounded_and_enumerated_text_is_checked(database):
 
 @pytest.mark.requirement("D1")
 def test_an_unknown_type_is_reported_at_once():
-    class Odd(Record):
-        table: ClassVar[Table] = Table("odd", key=("thing",))
-        thing: complex
+    class Unsupported(Record):
+        table: ClassVar[Table] = Table("unsupported", key=("value",))
+        value: complex
 
     with pytest.raises(TypeError, match="complex"):
-        metadata_of([Odd])
+        metadata_of([Unsupported])
 
 
 @pytest.mark.requirement("D3")
@@ -370,9 +372,9 @@ def test_a_role_without_rights_to_deploy_is_reported(cluster, empty_database):
 # ---------------------------------------------------------------------------------------------------- migrate
 
 
-class Mood(StrEnum):
-    CALM = "calm"
-    BUSY = "busy"
+class JobSize(StrEnum):
+    SMALL = "small"
+    LARGE = "large"
 
 
 class NewerJob(Job):
@@ -390,7 +392,7 @@ class NewerJob(Job):
     )
     region: str | None = None
     weight: int = 0
-    mood: Mood = Mood.CALM
+    job_size: JobSize = JobSize.SMALL
 
 
 class NewerEvent(JobEvent):
@@ -523,27 +525,27 @@ def test_a_change_that_would_drop_or_rewrite_needs_a_manual_step(database):
 
 @pytest.mark.requirement("D4")
 def test_a_column_without_a_value_for_old_rows_needs_a_manual_step(database):
-    class Strict(WorkerRecord):
-        must: str
+    class NewerWorker(WorkerRecord):
+        region: str
 
-    done = deploy.migrate(database, tuple(Strict if record is WorkerRecord else record for record in RECORDS))
+    done = deploy.migrate(database, tuple(NewerWorker if record is WorkerRecord else record for record in RECORDS))
 
-    assert done == ["change by hand: column workers.must is missing, and existing rows would have no value for it"]
+    assert done == ["change by hand: column workers.region is missing, and existing rows would have no value for it"]
 
 
 @pytest.mark.requirement("D4")
 def test_rows_that_violate_a_new_constraint_are_reported_and_kept(database):
-    class Picky(Job):
-        table: ClassVar[Table] = replace(Job.table, checks={**Job.table.checks, "picky": "workflow_id <> 'w'"})
+    class CheckedJob(Job):
+        table: ClassVar[Table] = replace(Job.table, checks={**Job.table.checks, "workflow": "workflow_id <> 'w'"})
 
     with psycopg.connect(database) as connection:
         insert_job(connection)
 
-    records = tuple(Picky if record is Job else record for record in RECORDS)
+    records = tuple(CheckedJob if record is Job else record for record in RECORDS)
     (done,) = deploy.migrate(database, records)
 
-    assert done.startswith("change by hand: add constraint dag_jobs_picky: existing rows violate it")
-    assert deploy.status(database, records).pending == ["validate constraint dag_jobs_picky"]
+    assert done.startswith("change by hand: add constraint dag_jobs_workflow: existing rows violate it")
+    assert deploy.status(database, records).pending == ["validate constraint dag_jobs_workflow"]
     with psycopg.connect(database) as connection, pytest.raises(psycopg.errors.CheckViolation):
         insert_job(connection)
 
@@ -814,6 +816,16 @@ def test_the_stored_fingerprint_of_the_schema_is_up_to_date():
     written = resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text()
 
     assert written.strip() == deploy.fingerprint(), "run `make docs` to update it"
+
+
+def test_the_schema_files_are_read_as_utf_8_whatever_the_locale_is():
+    """A statement has a literal that is not ASCII: in another encoding it would be another one."""
+    strict = ("-X", "warn_default_encoding", "-W", "error::EncodingWarning:dagmaster.database.schema.deploy")
+    script = "from dagmaster.database.schema import deploy; print(deploy.fingerprint())"
+
+    shown = subprocess.run([sys.executable, *strict, "-c", script], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.strip() == deploy.fingerprint()
 
 
 def test_a_comment_in_a_schema_file_does_not_change_the_fingerprint_but_a_statement_does(monkeypatch):

@@ -186,10 +186,10 @@ def test_a_refused_token_is_replaced_immediately(server, identity):
 
 
 def test_a_login_that_stays_refused_is_reported_without_the_token(server, identity):
-    enable(settings_of(server, identity, database_url=server.dsn("stranger")))
+    enable(settings_of(server, identity, database_url=server.dsn("unknown_role")))
 
     with pytest.raises(NotAllowed) as refused:
-        asyncio.run(user_of(server.dsn("stranger")))
+        asyncio.run(user_of(server.dsn("unknown_role")))
 
     assert "password authentication failed" in refused.value.message
     assert not any(token in str(refused.value) for token in identity.issued)

@@ -218,7 +218,7 @@ def test_map_servers_can_read_only_the_zones_that_they_serve():
 
 
 def _camel(role: str) -> str:
-    joined = role.replace(" ", "")
+    joined = role.removeprefix("Azure ").replace(" ", "")
     return joined[0].lower() + joined[1:]
 
 

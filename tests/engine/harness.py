@@ -70,9 +70,9 @@ def open_gate(job_id: UUID, node_id: str = "*") -> None:
 
 
 async def gate(ctx: Any) -> dict[str, str]:
-    """Runs until the test opens it."""
-    ways = {f"{ctx.job_id}/{ctx.node_id}", f"{ctx.job_id}/*"}
-    while not ways & _opened:
+    """Run until the test calls `open_gate` for this node or for all nodes of the job."""
+    gates = {f"{ctx.job_id}/{ctx.node_id}", f"{ctx.job_id}/*"}
+    while not gates & _opened:
         if ctx.cancelled or ctx.shutting_down:
             raise ctx.give_back()
         await asyncio.sleep(0.005)

@@ -176,7 +176,7 @@ async def test_a_result_that_arrives_before_the_cancel_is_kept(database):
         job_id = await running.submit(gated)
         await running_task(running, job_id)
         keeper = running.workers[0]._keeper
-        keeper._held = replace(keeper._held, on_stop=lambda _: None)
+        keeper._held_tasks = replace(keeper._held_tasks, on_stop=lambda _: None)
         await cancel(running.ledger, job_id)
         await until(lambda: running.rows("SELECT 1 FROM dagapp.dag_jobs WHERE stopping IS NOT NULL"))
         open_gate(job_id)

@@ -68,10 +68,10 @@ def move(connection: psycopg.Connection, source: str, target: str) -> None:
 
 def fill(folder: Path) -> None:
     """Fill the file system completely."""
-    with (folder / "ballast").open("wb", buffering=0) as ballast:
+    with (folder / "filler").open("wb", buffering=0) as filler:
         try:
             while True:
-                ballast.write(bytes(65536))
+                filler.write(bytes(65536))
         except OSError:
             return
 
@@ -93,14 +93,14 @@ async def test_jobs_continue_when_a_full_disk_has_space_again(database, small_di
         fill(small_disk)
         with psycopg.connect(database) as connection, pytest.raises(psycopg.errors.DiskFull):
             connection.execute(
-                f"CREATE TABLE ballast TABLESPACE small_{os.getpid()} AS SELECT FROM generate_series(1, 99999)"
+                f"CREATE TABLE filler TABLESPACE small_{os.getpid()} AS SELECT FROM generate_series(1, 99999)"
             )
         await asyncio.sleep(FULL_SECONDS / 2)  # rows that fit into half-filled pages are still written
         before, used = await finished_tasks(running), [processor_seconds(process) for process in running.processes]
         await asyncio.sleep(FULL_SECONDS)
         used = [processor_seconds(process) - was for process, was in zip(running.processes, used, strict=True)]
         during, are_alive = await finished_tasks(running), [process.is_running for process in running.processes]
-        (small_disk / "ballast").unlink()
+        (small_disk / "filler").unlink()
         states = await running.wait(jobs, 60)
         are_alive_after = [process.is_running for process in running.processes]
         logs = [process.log.read_text() for process in running.processes]

@@ -104,11 +104,11 @@ async def test_a_listener_without_notifications_sleeps(database, monkeypatch):
             loop, "call_at", lambda *values, **options: (timers.append(values), original(*values, **options))[1]
         )
         await asyncio.sleep(0.5)
-        naps = len(timers)
+        timer_count = len(timers)
 
         notifier.notify("jobs")
 
         assert await notifier.wait(5) == {"jobs"}
-        assert naps <= 2, "one timer belongs to the sleep of this test"
+        assert timer_count <= 2, "one timer belongs to the sleep of this test"
     finally:
         await notifier.close()

@@ -446,7 +446,7 @@ async def test_results_are_registered_in_batches_and_only_the_failed_batch_is_re
 @pytest.mark.requirement("E20")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_the_orchestrators_memory_does_not_grow_with_the_results(database, tmp_path):
+async def test_the_memory_of_an_orchestrator_does_not_grow_with_the_results(database, tmp_path):
     """200 and 2,000 children with 300 KB each; the orchestrator is a separate process."""
     peaks = []
     async with fleet(database, tmp_path, orchestrators=1) as alone:

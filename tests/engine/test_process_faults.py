@@ -219,11 +219,11 @@ async def _watch_claims(running: Fleet) -> None:
 
 async def _assert_one_owner_at_a_time(running: Fleet, jobs: list[UUID]) -> int:
     """Each event was written by the owner at that time; returns how many jobs had more than one owner."""
-    strangers = await running.rows("""
+    by_others = await running.rows("""
         SELECT w.*, c.process AS owner FROM public.writers w
           LEFT JOIN public.claims c ON c.job_id = w.job_id AND c.epoch = w.epoch AND c.owner_id IS NOT NULL
          WHERE w.epoch > 0 AND c.process IS DISTINCT FROM w.process LIMIT 10""")
-    assert not strangers, strangers
+    assert not by_others, by_others
     passed_on = 0
     for job_id in jobs:
         claims = await running.rows("SELECT * FROM public.claims WHERE job_id = %s ORDER BY at", job_id)

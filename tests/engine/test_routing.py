@@ -63,10 +63,10 @@ def test_the_queue_of_the_workflow_wins_over_that_of_the_handler():
     nodes = workflow("""
         workflow_id: own
         nodes:
-          start: {type: start, next: [here, there, elsewhere]}
-          here: {handler: raster.create_cog, queue: functionapp-tasks, next: end}
-          there: {handler: raster.create_cog, next: end}
-          elsewhere: {handler: echo, next: end}
+          start: {type: start, next: [named_in_workflow, from_handler, without_queue]}
+          named_in_workflow: {handler: raster.create_cog, queue: functionapp-tasks, next: end}
+          from_handler: {handler: raster.create_cog, next: end}
+          without_queue: {handler: echo, next: end}
           end: {type: end}
         """).nodes
 
@@ -76,7 +76,11 @@ def test_the_queue_of_the_workflow_wins_over_that_of_the_handler():
         route: Route = router.route(work)
         return route.queue
 
-    assert [routed(name) for name in ("here", "there", "elsewhere")] == [LIGHT, HEAVY, "dag-worker-tasks"]
+    assert [routed(name) for name in ("named_in_workflow", "from_handler", "without_queue")] == [
+        LIGHT,
+        HEAVY,
+        "dag-worker-tasks",
+    ]
 
 
 @pytest.mark.timeout(240)
@@ -160,7 +164,7 @@ async def test_a_worker_can_limit_each_of_its_queues_separately(database):
         most: Counter[str] = Counter()
 
         def running_now() -> Counter[str]:
-            counted = Counter(held.context.task.queue for held in worker.held)
+            counted = Counter(held_task.context.task.queue for held_task in worker.held_tasks)
             most.update({queue: max(0, count - most[queue]) for queue, count in counted.items()})
             return counted
 

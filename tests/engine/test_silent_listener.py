@@ -74,7 +74,7 @@ TERMINATE = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE applic
 
 
 async def test_a_listener_reconnects_quickly_although_there_were_earlier_outages(database, monkeypatch):
-    monkeypatch.setattr(module, "STABLE_SECONDS", 0.1, raising=False)
+    monkeypatch.setattr(module, "STABLE_SECONDS", 0.1)
     notifier = PostgresNotifier(database, ["jobs"])
     notifier.start()
     loop, pauses = asyncio.get_running_loop(), []

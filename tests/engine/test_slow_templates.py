@@ -128,7 +128,7 @@ async def test_other_jobs_continue_while_a_template_takes_long_and_its_node_fail
 
     assert job["status"] == "failed"
     assert nodes["b"]["error"]["code"] == "template.too-slow"
-    assert "takes longer than 2 s of processor time" in nodes["b"]["error"]["message"]
+    assert "takes longer than 2 s of CPU time" in nodes["b"]["error"]["message"]
     assert job["epoch"] == 1  # its owner kept sending heartbeats, so the job was not claimed again
     assert others >= 3
     assert longest < 0.5
@@ -144,7 +144,7 @@ async def test_a_template_that_takes_long_is_rendered_and_one_that_takes_too_lon
 
     assert fine["status"] == "completed", fine["error_message"]
     assert late["status"] == "failed"
-    assert "takes longer than 0.6 s of processor time" in late["error_message"]
+    assert "takes longer than 0.6 s of CPU time" in late["error_message"]
     if PLACES[place][0]:
         assert nodes[PLACES[place][0]]["error"]["code"] == "template.too-slow"
 

@@ -63,7 +63,7 @@ def copied(folder: Path, dataset: str) -> dict[str, str]:
     return {blob: digest for blob, digest in external_files(folder).items() if f"/{dataset}/" in blob}
 
 
-async def test_if_a_worker_dies_while_it_copies_or_removes_the_next_one_finishes(kit: Kit, tmp_path: Path):
+async def test_if_a_worker_dies_during_a_copy_or_a_removal_the_next_worker_finishes_it(kit: Kit, tmp_path: Path):
     points = ["handler.before-publish:2", "worker.after-handler:2"]
     datasets = [f"dem-{number}" for number in range(len(points))]
     await prepared(kit, *datasets)

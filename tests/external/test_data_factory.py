@@ -40,10 +40,14 @@ class Pauses:
         await asyncio.sleep(0)
 
 
+def identity_of(cloud: AzureLike, **others: Any) -> ManagedIdentity:
+    return ManagedIdentity(IdentityEndpoint.of(settings_of(cloud, **others), f"{cloud.url}/"))
+
+
 def exporter_of(cloud: AzureLike, pauses: Pauses | None = None, **others: Any) -> PipelineCopy:
-    settings, sleep = settings_of(cloud, **others), (pauses or Pauses()).sleep
-    identity = ManagedIdentity(IdentityEndpoint.of(settings, f"{settings.adf_url}/"))
-    return PipelineCopy(DataFactory(cloud.url, FACTORY, "copy-public", identity, sleep), sleep, 0.01)
+    sleep = (pauses or Pauses()).sleep
+    factory = DataFactory(cloud.url, FACTORY, "copy-public", identity_of(cloud, **others), sleep)
+    return PipelineCopy(factory, sleep, 0.01)
 
 
 async def transfer(exporter: PipelineCopy, *, cancelled: bool = False, stopping: bool = False) -> str | None:
@@ -190,10 +194,9 @@ async def test_errors_have_a_hint_and_contain_no_token(cloud: AzureLike, where: 
     assert CANARY not in str(refused.value)
 
 
-async def test_a_server_that_does_not_respond_is_unavailable():
-    identity = ManagedIdentity(IdentityEndpoint("http://127.0.0.1:1/", {}, {}))
+async def test_a_server_that_does_not_respond_is_unavailable(cloud: AzureLike):
     pauses = Pauses()
-    factory = DataFactory("http://127.0.0.1:1", FACTORY, "copy-public", identity, pauses.sleep)
+    factory = DataFactory("http://127.0.0.1:1", FACTORY, "copy-public", identity_of(cloud), pauses.sleep)
 
     with pytest.raises(Unavailable):
         await factory.runs({})

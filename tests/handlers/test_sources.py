@@ -77,7 +77,7 @@ def test_every_error_during_a_change_of_the_source_is_reported_as_the_change(sto
     assert refused.value.__cause__ is error
 
 
-def test_errors_without_a_change_of_the_source_and_give_back_are_not_replaced(storage, folder):
+def test_an_error_without_a_change_of_the_source_and_a_give_back_are_not_replaced(storage, folder):
     source = find_source(storage, SourceParams(blob_name="a.tif"), JOB_ID)
     etag = etag_of(storage, source)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dagmaster.workflows.load import read
 from dagmaster.workflows.model import Workflow
 
-MISHAPS = ("handler", "engine", "environment", "lost", "returned", "overran")
+UNSUCCESSFUL_ENDS = ("handler", "engine", "environment", "lost", "returned", "overran")
 Script = list[str]
 
 
@@ -142,7 +142,7 @@ def _add(builder: _Builder, node_id: str, node: dict[str, Any], depends_on: dict
 def _script(builder: _Builder, node_id: str) -> None:
     if not builder.chance(40):
         return
-    script = builder.dice.pick_many(MISHAPS, 0, 4)
+    script = builder.dice.pick_many(UNSUCCESSFUL_ENDS, 0, 4)
     builder.scripts[node_id] = [*script, "data"] if builder.chance(25) else script
 
 

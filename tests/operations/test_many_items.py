@@ -82,11 +82,7 @@ async def test_an_edition_of_many_items_is_published_in_a_fraction_of_the_time_l
     await process(kit, "dem", count, bands=BANDS)
     monkeypatch.setattr(pgstac, "STATEMENT_SECONDS", pgstac.STATEMENT_SECONDS / 8)
     kit.store.patience_seconds = 0
-    import time
-
-    t = time.monotonic()
 
     await approving(kit, "dem")
-    print("seconds", time.monotonic() - t)
 
     assert len(await kit.items("dem")) == count

@@ -317,7 +317,7 @@ async def test_a_partner_may_only_name_its_own_objects(kit: Kit):
 
 
 @pytest.mark.parametrize("scope", [Scope.OPERATOR, Scope.ADMIN])
-async def test_a_key_of_a_platform_that_is_also_an_operators_may_submit_all_objects_for_all_platforms(
+async def test_a_platform_key_with_the_scope_operator_or_admin_may_submit_all_objects_for_all_platforms(
     kit: Kit, scope: Scope
 ):
     both = Caller("hub", frozenset({Scope.B2B, scope}), "geonode")

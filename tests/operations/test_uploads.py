@@ -295,7 +295,7 @@ async def test_the_name_of_a_damaged_upload_can_be_used_again(database, tmp_path
     assert again.is_finished
 
 
-async def test_a_key_of_a_platform_that_is_also_an_operators_may_upload_for_all_platforms(database, tmp_path):
+async def test_a_platform_key_with_the_scope_operator_may_upload_for_all_platforms(database, tmp_path):
     both = Caller("both", frozenset({Scope.B2B, Scope.OPERATOR}), "ddh")
     async with opened(database, tmp_path) as uploads:
         default = await uploads.begin(request("a.tif"), both)

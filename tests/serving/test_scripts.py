@@ -164,6 +164,30 @@ def test_a_map_that_shows_the_whole_dataset_still_does_after_a_resize(run: Run):
     assert after == moved
 
 
+# Values at a point
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("tiles.outside", "no data here"),
+        ("version.replaced", "this revision was replaced; reload the page"),
+        ("asset.not-found", "the value cannot be read now; click again"),
+    ],
+)
+def test_the_popup_says_why_a_point_has_no_value(run: Run, code: str, expected: str):
+    response = f"{{ok: false, status: 404, json: async () => ({{code: '{code}', detail: 'not found'}})}}"
+
+    *_, text = run(
+        "map.js",
+        show([5, 40, 15, 50], 5, 10, 45),
+        f"fetch = async () => ({response}); draw = () => {{}}; fillPopup = (rows) => {{ page.rows = rows; }}; 0",
+        "showValues(500, 300).then(() => page.rows[0][0])",
+    )
+
+    assert text == expected
+
+
 # Cards
 
 

@@ -363,7 +363,7 @@ class MessageDelivery:
 
     def __init__(self, world: Any) -> None:
         self._world = world
-        self._nobody = contextvars.Context()  # messages are delivered outside of all processes
+        self._no_process = contextvars.Context()  # messages are delivered outside of all processes
 
     def deliver(self, arrive: Callable[..., Any], *arguments: Any) -> None:
         world, profile = self._world, self._world.profile
@@ -382,7 +382,7 @@ class MessageDelivery:
                 arrive(*arguments)
 
     def later(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> None:
-        self._world.loop.call_later(seconds, call, *arguments, context=self._nobody)
+        self._world.loop.call_later(seconds, call, *arguments, context=self._no_process)
 
 
 class FaultyNotifier(MemoryNotifier):

@@ -431,7 +431,7 @@ class World:
 
     def _random_actor(self) -> Actor:
         """In half of the cases a worker that runs tasks, if there is one."""
-        busy = [actor for actor in self.actors if isinstance(actor.process, Worker) and actor.process.held]
+        busy = [actor for actor in self.actors if isinstance(actor.process, Worker) and actor.process.held_tasks]
         return self.random.choice(busy if busy and self.random.random() < 0.5 else self.actors)
 
     def _disrupt(self, disruption: str, actor: Actor) -> None:

@@ -65,7 +65,7 @@ def test_a_version_that_becomes_one_file_loses_its_mosaic():
     assert "v0" not in collection["renders"]
 
 
-def test_joining_keeps_its_arguments_and_the_first_creation_time():
+def test_joining_does_not_change_its_arguments_and_keeps_the_first_creation_time():
     old, new = (
         collection_of(0) | {"created": "2024-01-01T00:00:00Z"},
         collection_of(1) | {"created": "2025-01-01T00:00:00Z"},

@@ -27,7 +27,7 @@ outputs: {{answer: "{{{{ nodes.work.output }}}}"}}
 """
 
 
-PATIENT = workflow(
+SLOW_RETRIES = workflow(
     "handler: work, params: {value: '{{ inputs.value }}'},"
     " retry: {max_attempts: 3, initial_delay_seconds: 3600, max_delay_seconds: 90000, jitter: false}"
 )
@@ -39,7 +39,7 @@ async def double(ctx):
 
 @virtual_time
 async def test_a_job_runs_with_its_inputs():
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         job = await kit.run("tried", {"value": 21})
 
     job.expect("completed", result={"answer": 42}, nodes={"work": "completed"}, attempts={"work": 1})
@@ -69,7 +69,7 @@ async def test_installed_workflows_can_be_run_directly():
 async def test_backoff_of_hours_takes_moments():
     started = time.monotonic()
 
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         kit.fail("work", HandlerFailed("not yet"))
         kit.fail("work", HandlerFailed("not yet"), attempt=2)
         kit.fail("work", ZeroDivisionError("not yet"), attempt=3)
@@ -82,7 +82,7 @@ async def test_backoff_of_hours_takes_moments():
 
 @virtual_time
 async def test_failures_blamed_on_the_data_are_not_retried():
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         kit.fail("work", UnfitData("no CRS"))
         job = await kit.run("tried")
 
@@ -91,7 +91,7 @@ async def test_failures_blamed_on_the_data_are_not_retried():
 
 @virtual_time
 async def test_failures_blamed_on_the_environment_use_up_no_retry():
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         for attempt in (1, 2, 3, 4):
             kit.fail("work", Unavailable("503"), attempt=attempt)
         job = await kit.run("tried")
@@ -119,7 +119,7 @@ async def test_a_handler_past_its_timeout_is_stopped():
 
 @virtual_time
 async def test_a_job_past_its_deadline_is_ended():
-    text = PATIENT.replace("timeout_seconds: 604800", "timeout_seconds: 5400")
+    text = SLOW_RETRIES.replace("timeout_seconds: 604800", "timeout_seconds: 5400")
     async with Kit(workflows=[text], handlers={"work": double}) as kit:
         kit.fail("work", HandlerFailed("not yet"))
         kit.fail("work", HandlerFailed("not yet"), attempt=2)
@@ -137,7 +137,7 @@ async def test_the_task_of_a_lost_worker_is_run_by_another():
         ran_by.append(ctx.attempt)
         return ctx.attempt
 
-    async with Kit(workflows=[PATIENT], handlers={"work": work}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": work}) as kit:
         kit.lose_worker("work")
         job = await kit.run("tried")
 
@@ -160,7 +160,7 @@ async def test_all_tasks_of_a_lost_worker_are_lost():
             stopped.append(ctx.attempt)
             raise
 
-    async with Kit(workflows=[PATIENT, workflow("handler: noop", "other")], handlers={"work": work}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES, workflow("handler: noop", "other")], handlers={"work": work}) as kit:
         first = await kit.submit("tried")
         await kit.until(lambda: kit.job(first).nodes["work"].status == "running")
         kit.lose_worker("work")  # for the other job, whose node has the same name
@@ -179,25 +179,25 @@ async def test_plain_handlers_run_in_this_process_and_keep_their_checkpoints():
             raise HandlerFailed("again")
         return {"counted": done + 1, "pid": os.getpid()}
 
-    async with Kit(workflows=[PATIENT], handlers={"work": count}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": count}) as kit:
         job = await kit.run("tried")
 
     assert job.expect().output("work") == {"counted": 3, "pid": os.getpid()}
 
 
-def where(ctx):
+def return_pid(ctx):
     if ctx.attempt == 1:
-        raise HandlerFailed(f"process {os.getpid()} would not")
+        raise HandlerFailed(f"process {os.getpid()} fails in its first attempt")
     return os.getpid()
 
 
-def greedy(_ctx):
+def use_400_mb(_ctx):
     return len(bytearray(400 * 1024 * 1024))
 
 
 @virtual_time
 async def test_isolated_plain_handlers_work_with_virtual_time():
-    async with Kit(workflows=[PATIENT], handlers={"work": where}, isolate=True) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": return_pid}, isolate=True) as kit:
         job = await kit.run("tried")
 
     assert job.expect(attempts={"work": 2}).output("work") != os.getpid()
@@ -207,7 +207,7 @@ async def test_isolated_plain_handlers_work_with_virtual_time():
 @virtual_time
 async def test_isolated_handlers_have_their_memory_limit():
     text = workflow("handler: work, retry: {max_attempts: 0}")
-    async with Kit(workflows=[text], handlers={"work": greedy}, isolate=True, worker_memory_mb=200) as kit:
+    async with Kit(workflows=[text], handlers={"work": use_400_mb}, isolate=True, worker_memory_mb=200) as kit:
         job = await kit.run("tried")
 
     job.expect("failed")
@@ -301,7 +301,7 @@ def test_the_same_seed_gives_the_same_transcript():
 
 @virtual_time
 async def test_a_wrong_expectation_reports_what_happened_instead():
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         kit.fail("work", UnfitData("no CRS"))
         job = await kit.run("tried")
 
@@ -319,7 +319,7 @@ async def test_a_wrong_expectation_reports_what_happened_instead():
 
 @virtual_time
 async def test_events_are_expected_in_their_order():
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         job = await kit.run("tried")
 
     job.expect(events=["job_created", "node_completed", "job_completed"])
@@ -341,7 +341,7 @@ async def test_a_wait_beyond_its_timeout_fails_with_the_transcript():
 
 @virtual_time
 async def test_an_unknown_workflow_is_reported_with_the_known_ones():
-    async with Kit(workflows=[PATIENT], handlers={"work": double}) as kit:
+    async with Kit(workflows=[SLOW_RETRIES], handlers={"work": double}) as kit:
         with pytest.raises(NotFound, match=r"'trid'(.|\n)*tried"):
             await kit.run("trid")
 

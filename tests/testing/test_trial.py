@@ -106,11 +106,14 @@ def test_metrics_and_logs_are_kept():
 
 
 def test_all_progress_reports_are_kept():
-    async def goes(ctx):
+    async def report_progress(ctx):
         ctx.progress(0.5, "half", tiles=1)
         ctx.progress(2.0)
 
-    assert run_handler(goes).progress == [{"tiles": 1, "fraction": 0.5, "message": "half"}, {"fraction": 1.0}]
+    assert run_handler(report_progress).progress == [
+        {"tiles": 1, "fraction": 0.5, "message": "half"},
+        {"fraction": 1.0},
+    ]
 
 
 def test_checkpoints_are_loaded_and_saved():
@@ -156,24 +159,24 @@ def test_results_are_streamed():
 
 @pytest.mark.parametrize(("flag", "status"), [("cancelled", "cancelled"), ("shutting_down", "returned")])
 def test_a_flag_is_set_after_a_given_number_of_checks(flag, status):
-    def works(ctx):
+    def work_in_steps(ctx):
         for step in range(10):
             if getattr(ctx, flag):
                 raise ctx.give_back()
             ctx.progress(step / 10)
 
-    assert run_handler(works).status == "succeeded"
-    stopped = run_handler(works, **{f"{flag}_after": 3})
+    assert run_handler(work_in_steps).status == "succeeded"
+    stopped = run_handler(work_in_steps, **{f"{flag}_after": 3})
     assert stopped.status == status
     assert len(stopped.progress) == 3
-    assert run_handler(works, **{f"{flag}_after": 0}).progress == []
+    assert run_handler(work_in_steps, **{f"{flag}_after": 0}).progress == []
 
 
 def test_giving_back_without_a_request_is_a_failure():
-    def leaves(ctx):
+    def give_back(ctx):
         raise ctx.give_back()
 
-    assert run_handler(leaves).error["code"] == "handler.gave-back"
+    assert run_handler(give_back).error["code"] == "handler.gave-back"
 
 
 def test_time_is_virtual_and_the_timeout_is_enforced():
@@ -201,20 +204,20 @@ def test_the_attempt_number_is_passed_to_the_handler():
     assert run_handler(report, attempt=3, node_id="spread__4").output == [3, 2, "spread__4"]
 
 
-def where(ctx):
+def return_pid(ctx):
     ctx.progress(0.5)
     ctx.save_checkpoint("here", os.getpid())
     return os.getpid()
 
 
 def test_a_handler_can_run_in_a_separate_process():
-    trial = run_handler(where, isolate=True)
+    trial = run_handler(return_pid, isolate=True)
 
     assert trial.output != os.getpid()
     assert trial.checkpoints == {"here": trial.output}
     assert trial.progress == [{"fraction": 0.5}]
     with pytest.raises(ValueError, match="isolate"):
-        run_handler(where, isolate=True, cancelled_after=1)
+        run_handler(return_pid, isolate=True, cancelled_after=1)
 
 
 def test_there_is_no_database():

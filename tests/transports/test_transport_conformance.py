@@ -214,36 +214,35 @@ async def test_the_memory_transport_repeats_deliveries_of_a_receiver_that_closes
     assert [_number(delivery) for delivery in await two.receive(0)] == [1, 2]
 
 
-async def test_a_single_task_is_announced_to_the_nearest_worker_first() -> None:
+async def test_the_first_worker_of_an_announcement_is_notified_before_the_others() -> None:
     exchange = MemoryExchange()
 
     def an_end(worker_id: str | None, *queues: str) -> PostgresTransport:
         return PostgresTransport(exchange.notifier(*topics_of(queues, worker_id)), queues, worker_id)
 
-    near, far, orchestrator = an_end("near", "light"), an_end("far", "light"), an_end(None)
-    receiving = asyncio.create_task(far.receive(SOON))
+    first, other, orchestrator = an_end("first", "light"), an_end("other", "light"), an_end(None)
+    receiving = asyncio.create_task(other.receive(SOON))
     await asyncio.sleep(0)
 
-    await orchestrator.publish([Announcement("light", first_worker="near")])
+    await orchestrator.publish([Announcement("light", first_worker="first")])
 
-    assert [delivery.queue for delivery in await near.receive(SOON)] == ["light"]
+    assert [delivery.queue for delivery in await first.receive(SOON)] == ["light"]
     assert not receiving.done()
-    assert [delivery.queue for delivery in await receiving] == [
-        "light"
-    ]  # in case the nearest worker could not claim the task
+    # The first worker may have been unable to claim the task.
+    assert [delivery.queue for delivery in await receiving] == ["light"]
 
 
-async def test_a_task_near_a_dead_worker_reaches_the_others() -> None:
+async def test_the_others_are_notified_if_the_first_worker_of_an_announcement_is_dead() -> None:
     exchange = MemoryExchange()
-    far = PostgresTransport(exchange.notifier(*topics_of(["light"], "far")), ["light"], "far")
+    other = PostgresTransport(exchange.notifier(*topics_of(["light"], "other")), ["light"], "other")
 
     await PostgresTransport(exchange.notifier()).publish([Announcement("light", first_worker="dead")])
 
-    assert [delivery.queue for delivery in await far.receive(SOON)] == ["light"]
+    assert [delivery.queue for delivery in await other.receive(SOON)] == ["light"]
 
 
-async def test_tasks_of_a_worker_that_responds_wake_no_others(monkeypatch) -> None:
-    """A task near a worker that does not respond still reaches the others."""
+async def test_the_others_are_not_notified_while_the_first_worker_finishes_its_tasks(monkeypatch) -> None:
+    """They are notified if the first worker of an announcement does not respond."""
     monkeypatch.setattr(postgres, "OTHERS_DELAY_SECONDS", 0.2)
     exchange = MemoryExchange()
     listener = exchange.notifier("tasks:light")

@@ -99,7 +99,7 @@ async def test_errors_of_a_handler_are_classified_and_contain_no_secret(harness:
     params = (await harness.run(a_task("sleep_blocking", seconds="long"))).error
     output = (await harness.run(a_task("return_nan"))).error
     leak = (await harness.run(a_task("leak"))).error
-    ended = (await harness.run(a_task("exit_politely"))).error
+    ended = (await harness.run(a_task("sys_exit_plain"))).error
 
     assert params is not None
     assert (params["blame"], params["code"]) == ("data", "params.invalid")
@@ -278,7 +278,7 @@ async def test_a_worker_that_is_stopped_returns_tasks_that_do_not_end_in_time(
     bench = Bench([polite, ignoring], executor=executor)
     running = asyncio.create_task(bench.worker.run())
     pids = await note(tmp_path / "b")
-    await until(lambda: any(held.context.running().progress for held in bench.worker.held), 20)
+    await until(lambda: any(task.context.running().progress for task in bench.worker.held_tasks), 20)
 
     bench.worker.stop(grace_seconds=1.5)
     await running

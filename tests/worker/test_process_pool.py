@@ -264,13 +264,13 @@ async def test_end_now_kills_all_children(harness: Harness, tmp_path: Path) -> N
 async def test_the_memory_limit_holds(harness: Harness) -> None:
     fits = await harness.run(a_task("allocate", megabytes=100), memory_mb=400)
     too_much = await harness.run(a_task("allocate", megabytes=1000), memory_mb=400)
-    hog = await harness.run(a_task("memory_hog_then_small"), memory_mb=400)
+    out_of_memory = await harness.run(a_task("memory_hog_then_small"), memory_mb=400)
     other_limit = await harness.run(a_task("allocate", megabytes=600), memory_mb=1500)
 
     assert fits.output == {"megabytes": 100}
     assert fits.metrics is not None
     assert 100 < fits.metrics["peak_mb"] < 400
-    for outcome in (too_much, hog):
+    for outcome in (too_much, out_of_memory):
         assert outcome.error is not None
         assert (outcome.error["code"], outcome.error["blame"]) == ("handler.out-of-memory", "handler")
         assert "its limit of 400 MB" in outcome.error["message"]
@@ -318,7 +318,7 @@ async def test_errors_of_a_child_contain_no_secret_and_no_nul_characters(harness
 
 @pytest.mark.requirement("H1")
 async def test_sys_exit_in_a_handler_is_a_failure_and_the_child_process_continues(harness: Harness) -> None:
-    outcome = await harness.run(a_task("exit_politely"))
+    outcome = await harness.run(a_task("sys_exit_plain"))
 
     assert outcome.error is not None
     assert (outcome.error["type"], outcome.error["message"]) == ("SystemExit", "the handler called sys.exit(3)")

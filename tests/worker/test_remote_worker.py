@@ -159,7 +159,7 @@ async def test_a_worker_over_http_limits_its_queues(database, is_older):
         job_id = await running.submit(many)
         await until(lambda: _holds(worker, 2))
         await asyncio.sleep(0.3)
-        held = len(worker.held)
+        held = len(worker.held_tasks)
         open_gate(job_id)
         job = await running.wait(job_id, 30)
 
@@ -174,7 +174,7 @@ async def _as_older(app: Any) -> AsyncIterator[OlderApi]:
 
 
 async def _holds(worker: Worker, count: int) -> bool:
-    return len(worker.held) == count
+    return len(worker.held_tasks) == count
 
 
 GATED = workflow("""

@@ -34,7 +34,7 @@ def test_the_blame_follows_from_the_type_of_the_error(error: Exception, blame: B
 
 
 @pytest.mark.requirement("H1")
-async def test_an_async_handlers_report_has_output_and_seconds() -> None:
+async def test_the_report_of_an_async_handler_has_output_and_seconds() -> None:
     report = await run_one(a_task("echo", x=1))
 
     assert report.status is TaskStatus.SUCCEEDED
@@ -244,7 +244,7 @@ async def test_a_worker_that_stops_while_a_payload_cannot_be_stored_gives_the_ta
 
 @pytest.mark.requirement("E12", "H1")
 @pytest.mark.parametrize("handler", ["hostile_reports", "hostile_reports_async"])
-async def test_a_report_with_invalid_values_is_stored_with_the_handlers_own_error(handler: str) -> None:
+async def test_a_report_with_invalid_values_is_stored_with_the_error_of_the_handler(handler: str) -> None:
     """The blame is still the data, so that it is not retried as a failure of the environment."""
     report = await run_one(a_task(handler))
 

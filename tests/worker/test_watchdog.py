@@ -105,7 +105,7 @@ async def test_a_step_that_prevents_all_samples_is_interrupted(silent_seconds: f
 
 
 @pytest.mark.requirement("E10")
-async def test_only_the_handlers_own_steps_are_interrupted() -> None:
+async def test_only_steps_of_the_handler_itself_are_interrupted() -> None:
     watchdog = Watchdog(60)
     watchdog._sampled_at = time.monotonic() - 100
 

@@ -320,8 +320,8 @@ async def test_leases_are_renewed_with_the_latest_progress() -> None:
 @pytest.mark.requirement("E23")
 async def test_progress_that_is_too_large_to_be_sent_with_the_leases_is_left_out() -> None:
     async with working(a_task("sleep", seconds=60)) as bench:
-        await until(lambda: bench.worker.held)
-        context = bench.worker.held[0].context
+        await until(lambda: bench.worker.held_tasks)
+        context = bench.worker.held_tasks[0].context
         context.progress(0.5, "half", tiles="x" * 1_000_000)  # type: ignore[arg-type]
 
         assert context.running().progress == {

@@ -218,7 +218,7 @@ def a_registry(*more: Registration) -> Registry:
             "spawn": False,
             "print_and_log": False,
             "leak": False,
-            "exit_politely": False,
+            "sys_exit_plain": False,
             "poll_flags": False,
             "results": False,
             "memory_hog_then_small": False,

@@ -67,7 +67,7 @@ def fails_without_message(ctx: Any) -> None:
     raise Unprintable
 
 
-def exit_politely(ctx: Any) -> None:
+def sys_exit_plain(ctx: Any) -> None:
     sys.exit(3)
 
 

@@ -24,7 +24,7 @@ CONTEXT = TemplateContext(
 
 @pytest.fixture(autouse=True)
 def _within_bounds() -> Iterator[None]:
-    """Limit each test to three seconds of processor time and 512 MB of additional memory."""
+    """Limit each test to three seconds of CPU time and 512 MB of additional memory."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + 512 * 2**20, limits[1]))

@@ -122,8 +122,8 @@ def may_decide(caller: Caller, platform_id: str, *, b2b_may_approve: bool) -> bo
 
 
 def submitting_platform(caller: Caller) -> str | None:
-    """The only platform for which a caller may submit and upload data; None for callers that no b2b key limits.
-    Scopes add up: a b2b key that is also an operator's or an administrator's is not limited."""
+    """The only platform for which a caller may submit and upload data; None if the caller is not limited to one.
+    The scope b2b limits a caller, unless the caller also has the scope operator or admin."""
     is_limited = caller.has(Scope.B2B) and not caller.has(Scope.OPERATOR, Scope.ADMIN)
     return caller.platform_id if is_limited else None
 

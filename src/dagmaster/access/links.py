@@ -25,7 +25,8 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class VersionLink:
-    """What a token gives access to: the given `revision`, or without it the one that is served. A preview names one."""
+    """What a token gives access to: this `revision`, or without it the one that is served. A link to a preview always
+    has a `revision`."""
 
     asset_id: str
     ordinal: int

@@ -1,7 +1,7 @@
 """The database schema: show what is deployed, deploy and migrate.
 
-Deploying is synchronous and slow, so it runs in a thread. Rebuilding drops everything: the settings must allow it, and
-the request must confirm the name of the database.
+Deploying is synchronous and slow, so it runs in a thread. Rebuilding drops the schema with all its rows: the settings
+must allow it, and the request must confirm the name of the database.
 """
 
 import asyncio
@@ -87,12 +87,12 @@ async def migrate_schema(services: Services) -> MigrationResult:
 @router.post(
     "/rebuild",
     operation_id="rebuild_schema",
-    summary="Drop everything and deploy again: for development only",
+    summary="Drop the schema and deploy it again: for development only",
     responses=responses(409),
     dependencies=_WRITES,
 )
 async def rebuild_schema(services: Services, rebuild: RebuildRequest) -> SchemaStatus:
-    """Disabled unless ALLOW_REBUILD is set. Every job, event and result is deleted."""
+    """Disabled unless ALLOW_REBUILD is set. All rows of the schema are deleted. The STAC catalogue is not dropped."""
     if not services.settings.allow_rebuild:
         raise InvalidRequest(
             "rebuilding is disabled",

@@ -163,7 +163,7 @@ class ChangeFollower(Follower):
     @contextmanager
     def _watching(self) -> Iterator[None]:
         self._watchers += 1
-        self._wanted.set()
+        self._watcher_arrived.set()
         try:
             yield
         finally:
@@ -193,8 +193,8 @@ class ChangeFollower(Follower):
         while True:
             if not self._watchers:
                 self._state, self._sent = None, _Sent()
-                self._wanted.clear()
-                await self._wanted.wait()
+                self._watcher_arrived.clear()
+                await self._watcher_arrived.wait()
             await self._poll_safely()
             await asyncio.sleep(POLL_SECONDS)
 

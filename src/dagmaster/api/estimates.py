@@ -67,11 +67,11 @@ def with_estimates(
     graph: Graph, nodes: list[PublicNode], stages: list[StageSummary], past: dict[str, NodeHistory]
 ) -> tuple[list[PublicNode], list[StageSummary], float | None]:
     """The nodes and stages of a running job with their estimates, and the estimate of the job."""
-    left = {
+    remaining = {
         node.node_id: estimates.seconds_left(_progress_of(graph, node), past.get(node.node_id, NodeHistory()))
         for node in nodes
     }
-    ends = estimates.seconds_until_end(graph, left)
+    ends = estimates.seconds_until_end(graph, remaining)
     open_nodes = [node for node in nodes if not _is_ended(graph, node)]
     shown = [
         node.model_copy(update={"eta_seconds": _rounded(ends.get(node.node_id))}) if node in open_nodes else node

@@ -152,7 +152,7 @@ class EventFollower(Follower):
     def _watching(self, job_id: UUID, brief: JobBrief) -> Iterator[WatchedJob]:
         job = self._jobs.setdefault(job_id, WatchedJob(brief))
         job.watchers += 1
-        self._wanted.set()
+        self._watcher_arrived.set()
         try:
             yield job
         finally:
@@ -164,8 +164,8 @@ class EventFollower(Follower):
         pauses: deque[float] = deque()
         while True:
             if not self._jobs:
-                self._wanted.clear()
-                await self._wanted.wait()
+                self._watcher_arrived.clear()
+                await self._watcher_arrived.wait()
             await self._poll_safely()
             if await self._notifier.wait(pauses.popleft() if pauses else POLL_SECONDS):
                 pauses = deque(_AFTER_NOTIFICATION)

@@ -29,7 +29,7 @@ class Follower(ABC):
 
     def __init__(self, reads: ApiReads) -> None:
         self._reads = reads
-        self._wanted = asyncio.Event()  # set when a watcher arrives
+        self._watcher_arrived = asyncio.Event()
         self._is_closing = False
         self._task: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[Any]] = set()

@@ -34,7 +34,7 @@ async def list_janitor_actions(
     services: Services,
     *,
     action_type: Annotated[
-        str | None, Query(max_length=64, description="Only actions of this kind", examples=["job_stuck"])
+        str | None, Query(max_length=64, description="Only actions of this type", examples=["job_stuck"])
     ] = None,
     target_id: Annotated[
         str | None, Query(max_length=400, description="Only actions on this job, task, queue or session")

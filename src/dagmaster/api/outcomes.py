@@ -1,7 +1,7 @@
 """The outcomes and deliverables of a job that has ended.
 
 The primary outcome is that of the critical nodes. Each important or optional node that did not complete is a secondary
-outcome, with the call that runs it again. Deliverables are the entries of the job's result.
+outcome, with the request that resumes the job. Deliverables are the entries of the job's result.
 """
 
 from collections.abc import Mapping

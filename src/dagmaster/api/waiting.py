@@ -23,6 +23,7 @@ from dagmaster.database.reads.nodes import MAX_TASKS_AHEAD, LiveTask
 from dagmaster.jobs.model import QueueSettings
 from dagmaster.jobs.states import JOB_TERMINAL, NODE_LIVE, NodeStatus, TaskStatus
 from dagmaster.jobs.view import fan_out_read_by
+from dagmaster.quantities import counted
 from dagmaster.web.authentication import requires
 from dagmaster.web.pages import MAX_NAME_LENGTH, Cursor, Limit
 from dagmaster.workflows.graph import Graph
@@ -184,7 +185,7 @@ def _for_children(node: NodeSummary, max_parallel: int | None, conditions: Condi
     due_at = conditions.next_retries.get(node.node_id)
     if due_at is not None:
         seconds = _between(conditions.now, due_at)
-        detail = f"{node.retrying_count} children wait for a retry, the next one in {seconds:.1f} s"
+        detail = f"children waiting for a retry: {node.retrying_count}, the next one in {seconds:.1f} s"
         result.append(WaitReason(code="retry", detail=detail, seconds=seconds, count=node.retrying_count))
     child = conditions.tasks.get(conditions.queued_children.get(node.node_id, ""))
     if child is not None and child.status is TaskStatus.QUEUED:  # it may have been claimed since
@@ -249,7 +250,7 @@ def _of_task(task: LiveTask, conditions: Conditions) -> list[WaitReason]:
     if limits is not None and limits.max_running is not None:
         running = conditions.running.get(queue, 0)
         if running >= limits.max_running:
-            detail = f"queue {queue} runs {running} tasks, its limit is {limits.max_running}"
+            detail = f"queue {queue} runs {counted(running, 'task')}, its limit is {limits.max_running}"
             result.append(WaitReason(code="queue_limited", detail=detail, queue=queue, handler=handler, count=running))
     ahead, seconds = task.tasks_ahead or 0, _between(task.queued_at, conditions.now)
     more = " or more" if ahead >= MAX_TASKS_AHEAD else ""

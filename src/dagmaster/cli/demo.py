@@ -175,14 +175,14 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
 
 
 def _own_settings(state: State, folder: Path) -> "Settings":
-    """The settings of the demo's platform. Its API uses a free port: another platform may use the default one."""
+    """The settings of the demo's platform. Its API has the port that `up` uses, which serves the printed addresses
+    again later."""
     overrides: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_IGNORED_SETTINGS)}
     overrides |= {
         **_containers(state.settings),
         "data_folder": folder,
         "api_enabled": True,
         "api_host": "127.0.0.1",
-        "api_port": 0,
     }
     return state.settings.model_copy(update={**overrides, "serving_enabled": True, "catalog_enabled": True})
 

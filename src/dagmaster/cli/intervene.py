@@ -30,9 +30,9 @@ def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) ->
     progress = _Progress(state)
     response = state.client.cancel(job_id, request, min(_POLL_SECONDS, wait_seconds))
     progress.show(read(CancelProgress, response))
-    while not response["is_over"] and (left := until - time.monotonic()) > 0:
+    while not response["is_over"] and (remaining_seconds := until - time.monotonic()) > 0:
         try:
-            response = state.client.cancel(job_id, {}, min(_POLL_SECONDS, left))
+            response = state.client.cancel(job_id, {}, min(_POLL_SECONDS, remaining_seconds))
         except Conflict as error:
             if error.code != "job.ended":
                 raise

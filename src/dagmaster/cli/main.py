@@ -1,9 +1,9 @@
 """The entry point: the tree of commands, and the one place that turns errors into messages and exit codes.
 
-0  success                 3  not allowed
-1  the job failed          4  not found, or the state does not allow it
-2  invalid usage           5  unavailable
-70 internal error          130 interrupted
+0  success                      3  not allowed
+1  the job or a check failed    4  not found, or the state does not allow it
+2  invalid usage                5  unavailable
+70 internal error               130 interrupted
 """
 
 import os

@@ -58,7 +58,7 @@ def show_platform(state: State, platform: str) -> None:
 def add_platform(
     state: State, /, *, platform: str, required: tuple[str, ...], optional: tuple[str, ...], **request: Any
 ) -> None:
-    """Add a platform. Its id and the references that identify an asset cannot be changed later.
+    """Add a platform. Its id and its references cannot be changed later.
 
     PLATFORM is a short id of lower-case letters, digits, - and _.
     """

@@ -41,7 +41,7 @@ def orchestrator(
 def worker(state: State, queues: str | None, slots: int | None, processes: int | None, hold: int | None) -> None:
     """Run one worker: it runs the handlers of tasks.
 
-    With DAG_CALLBACK_URL it reaches the platform over HTTPS only, with DAGMASTER_KEY, and needs no database.
+    With DAG_CALLBACK_URL it uses only the HTTP API of the platform, with DAGMASTER_KEY, and needs no database.
     """
     names = tuple(part.strip() for part in (queues or "").split(",") if part.strip())
     chosen = {"worker_queue": names or None, "worker_slots": slots, "worker_processes": processes}

@@ -549,9 +549,9 @@ def _decoded(text: str) -> Any:
 
 async def _wait_for(changed: asyncio.Event, seconds: float, deadline: float | None) -> None:
     await asyncio.sleep(_MIN_PAUSE_SECONDS)
-    left = seconds if deadline is None else max(0.0, min(seconds, deadline - _now()))
+    remaining_seconds = seconds if deadline is None else max(0.0, min(seconds, deadline - _now()))
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(changed.wait(), left)
+        await asyncio.wait_for(changed.wait(), remaining_seconds)
     changed.clear()
 
 

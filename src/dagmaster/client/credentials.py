@@ -2,7 +2,8 @@
 
     ~/.config/dagmaster/credentials.json    {"<URL of the API, or folder of the local platform>": "<key>"}
 
-Only its owner may read the file. A stored key is sent only to the platform for which it was stored.
+DAGMASTER_CREDENTIALS and XDG_CONFIG_HOME choose another place for the file. Only its owner may read it. A stored key is
+sent only to the platform for which it was stored.
 """
 
 import json

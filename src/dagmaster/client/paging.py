@@ -18,12 +18,12 @@ class PagedClient:
     async def _all(
         self, kind: type[M], path: str, limit: int | None, after: str | None = None, **filters: Any
     ) -> AsyncIterator[M]:
-        left = limit
-        while left is None or left > 0:
-            count = MAX_ITEMS if left is None else min(MAX_ITEMS, left)
+        remaining = limit
+        while remaining is None or remaining > 0:
+            count = MAX_ITEMS if remaining is None else min(MAX_ITEMS, remaining)
             items, after = await self.json.connection.page(path, count, after, **filters)
             for item in items:
                 yield parse(kind, item)
             if after is None:
                 return
-            left = None if left is None else left - len(items)
+            remaining = None if remaining is None else remaining - len(items)

@@ -1,7 +1,7 @@
 """Judgements, and how checks are run.
 
-A problem keeps the platform from working correctly; a warning does not. Each check runs in a
-thread of its own, which is abandoned when it takes too long; a check that fails or hangs is a finding too.
+A problem keeps the platform from working correctly; a warning does not. Each check runs in a thread
+of its own, which is abandoned when it takes too long; a check that fails or hangs is a finding too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

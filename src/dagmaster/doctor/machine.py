@@ -78,7 +78,7 @@ def check_data_folder(target: Target) -> Judgements:
     if not nearest.is_dir():
         yield problem(f"{nearest} is not a folder", "remove it, or choose another one with --data")
     elif not os.access(nearest, os.W_OK | os.X_OK):
-        fix = f"change its owner (chown {nearest}), or choose another one with --data"
+        fix = f"change its owner (chown {user_name(os.geteuid())} {nearest}), or choose another one with --data"
         yield problem(f"{nearest} is not writable", fix)
     else:
         free_bytes = shutil.disk_usage(nearest).free
@@ -90,16 +90,16 @@ def check_data_folder(target: Target) -> Judgements:
     if target.settings.dsn() is None:
         cluster = Cluster.at(target.settings.data_folder)
         private |= dict.fromkeys((cluster.folder, cluster.socket_folder), cluster.user.pw_name)
-    for path, wanted_owner in private.items():
+    for path, expected_owner in private.items():
         with suppress(FileNotFoundError, NotADirectoryError):
             status = path.lstat()
-            yield from judge_private(path, status.st_mode & 0o7777, user_name(status.st_uid), wanted_owner)
+            yield from judge_private(path, status.st_mode & 0o7777, user_name(status.st_uid), expected_owner)
 
 
-def judge_private(path: Path, mode: int, owner: str, wanted_owner: str) -> Judgements:
+def judge_private(path: Path, mode: int, owner: str, expected_owner: str) -> Judgements:
     """Judge a file with secrets, or a folder that other users must not be able to enter."""
-    if owner != wanted_owner:
-        yield problem(f"{path} belongs to {owner}, not to {wanted_owner}", f"chown {wanted_owner} {path}")
+    if owner != expected_owner:
+        yield problem(f"{path} belongs to {owner}, not to {expected_owner}", f"chown {expected_owner} {path}")
     elif mode & 0o077:
         yield problem(f"{path} is open to others (mode {mode:04o})", f"chmod go= {path}")
 
@@ -142,15 +142,15 @@ def check_workflows(target: Target) -> Judgements:
 def check_platform(target: Target) -> Judgements:
     running, configured = target.running(), target.settings.dsn()
     if running is None and (chosen := target.url or configured):
-        return [ok(f"the one at {chosen}")]
+        return [ok(f"{chosen}, from an option or a setting")]
     if running is None:
         fix = "start one with `dagmaster up`, or choose one with DATABASE_URL or --server URL"
-        return [warning(f"none is running on {target.folder}", fix)]
+        return [warning(f"no platform is running on {target.folder}", fix)]
     text = f"runs on {target.folder} since {running.started_at} (process {running.pid})"
     if configured in (None, running.database_url):
         return [ok(text)]
     fix = "unset DATABASE_URL, or choose another folder with --data"
-    return [warning(f"one {text}, on another database than that of DATABASE_URL", fix)]
+    return [warning(f"a platform {text}, but on another database than that of DATABASE_URL", fix)]
 
 
 def check_api(target: Target) -> Judgements:

@@ -129,12 +129,13 @@ def warnings_of(result: object) -> "list[Finding]":
     from dagmaster.handlers.raster.findings import MergedFinding
     from dagmaster.raster.validation.findings import Finding, Severity
 
-    findings = [MergedFinding.model_validate(each) for each in RasterJobResult.of(result).findings or []]
-    return [
-        Finding(each.code, Severity.WARN, f"{_places_text(each)}{each.message}", each.advice)
-        for each in findings
-        if each.stage == "processing" and each.severity is Severity.WARN
+    # A platform of another release may report other stages and severities: such findings are not parsed.
+    findings = [
+        MergedFinding.model_validate(each)
+        for each in RasterJobResult.of(result).findings or []
+        if (each.get("stage"), each.get("severity")) == ("processing", Severity.WARN)
     ]
+    return [Finding(each.code, Severity.WARN, f"{_places_text(each)}{each.message}", each.advice) for each in findings]
 
 
 def _places_text(finding: "MergedFinding") -> str:

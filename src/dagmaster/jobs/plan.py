@@ -109,7 +109,7 @@ class Planner:
         unroutable: Collection[DeferredWork] = (),
         rendered: Mapping[Key, Any] | None = None,
     ) -> Plan:
-        """`unroutable` is deferred work that no live process could route for too long: its nodes fail.
+        """`unroutable` is deferred work that no live process has known for a long time. Its nodes fail.
         `rendered` are the outcomes of templates that were slow in an earlier decision.
         """
         draft = Draft(view, epoch, sequence)
@@ -473,7 +473,7 @@ class _Decision:
     def _branch(self, node_id: str) -> None:
         value, branch, chosen = self._choice(node_id)
         output = {"result": value, "branch": branch, "next": list(chosen)}
-        size = len(encode(output, "its value"))
+        size = len(encode(output, "the value of the condition"))
         if size > INLINE_BYTES:
             raise InvalidRequest(
                 f"the value of the condition has {size:,} bytes; the limit is {INLINE_BYTES:,}",

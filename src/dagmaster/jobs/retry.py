@@ -49,8 +49,8 @@ def after_failure(
 
 
 def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> RetrySchedule | None:
-    """The worker of a task was lost. The first loss is retried at once: waiting for the end of the lease was enough
-    delay."""
+    """The schedule of the retry after the worker of a task was lost; None if the task is given up. After the first loss
+    the retry has no delay: waiting for the end of the lease was enough."""
     if loss_count >= max_losses:
         return None
     wait = backoff_seconds(LOSS_POLICY, loss_count, random) if loss_count else 0.0

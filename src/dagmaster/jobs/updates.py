@@ -82,7 +82,7 @@ class Idle(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn(_NodeUpdate):
-    """A queued or running task was withdrawn because its job is failing."""
+    """A queued task was withdrawn because its job is failing."""
 
 
 @dataclass(frozen=True, slots=True)

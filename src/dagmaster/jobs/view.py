@@ -33,9 +33,9 @@ class NodeView(NamedTuple):
     reason: str | None = None
     error_message: str | None = None
     chosen: tuple[str, ...] = ()  # the branch of a conditional, from its output
-    total: int = 0  # children of a fan_out: how many there will be, exist, have not ended, failed, were cancelled
-    expanded: int = 0
-    remaining: int = 0
+    total: int = 0  # how many children a fan_out will have
+    expanded: int = 0  # children that were created
+    remaining: int = 0  # children that have not ended, of `total`
     failed_count: int = 0
     cancelled_count: int = 0
     idle_count: int = 0  # children that wait to run again since the job was resumed
@@ -236,7 +236,7 @@ def _any_of(options: list[Edge]) -> Readiness:
 
 
 def is_failing(view: JobView) -> bool:
-    """A critical node has failed finally, or the job is stopping: no new task is dispatched."""
+    """Whether no new task is dispatched: a critical node has failed, or too many of its children, or the job stops."""
     if view.stopping:
         return True
     for node_id in view.graph.critical:

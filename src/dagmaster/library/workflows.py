@@ -103,10 +103,10 @@ def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:
 
 
 def _files_of(point: EntryPoint) -> list[Path]:
-    """The .yaml files beside a package's modules."""
+    """The workflow files in the folder of a package."""
     names = (entry for entry in resources.files(point.module).iterdir() if entry.name.endswith((".yaml", ".yml")))
     if not (files := sorted(Path(str(entry)) for entry in names)):
-        problem = WorkflowProblem("has no .yaml files; are they part of the installed package?")
+        problem = WorkflowProblem("has no .yaml or .yml files; are they part of the installed package?")
         raise InvalidWorkflow(entry_points.label_of(point), [problem])
     return files
 

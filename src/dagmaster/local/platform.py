@@ -1,7 +1,7 @@
 """A whole platform on one machine: a database and the processes of all roles, from start to stop.
 
-Used by `up`, `process` and `demo`. Every process it starts ends with it, even if it is killed. The database keeps its
-contents, and the next start continues from there.
+Used by `up`, `process` and `demo`. The processes of the roles end with the process that starts them, even if that is
+killed. The database keeps its contents, and the next start continues from there.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class LocalPlatform:
         self._release("orchestrator")
         if self.cluster:
             self.cluster.add_postgis()
-        ensure_catalog(self.dsn, self.say, is_wanted=self.settings.catalog_enabled)
+        ensure_catalog(self.dsn, self.say, is_enabled=self.settings.catalog_enabled)
         self._release("worker")
         if schema is SchemaState.CURRENT:
             complete_schema(self.dsn, self.say)
@@ -368,12 +368,12 @@ def _gateway_key(dsn: str, folder: Path) -> str:
     return renewed_gateway_key(dsn, folder)
 
 
-def ensure_catalog(dsn: str, say: Say, *, is_wanted: bool) -> None:
+def ensure_catalog(dsn: str, say: Say, *, is_enabled: bool) -> None:
     """Deploy the STAC catalogue; continue without one if that fails."""
     from dagmaster.database.catalog import pgstac
 
     try:
-        pgstac.ensure_catalog(dsn, is_enabled=is_wanted)
+        pgstac.ensure_catalog(dsn, is_enabled=is_enabled)
     except (Conflict, NotAllowed, Unavailable) as error:
         say(f"no STAC catalogue: {error}")
 

@@ -106,7 +106,7 @@ def grant_to_platform(dsn: str, role: str) -> None:
 
 
 def rebuild_schema(dsn: str) -> SchemaStatus:
-    """Drop the schema and deploy it again, without the STAC catalogue. The caller has checked that this is allowed and
+    """Drop the schema and deploy it again. The STAC catalogue stays. The caller has checked that this is allowed and
     confirmed. The gateway's views are dropped with the tables, so its role needs its rights again."""
     from dagmaster.database.schema import deploy
 

@@ -182,7 +182,7 @@ class JobAdvancing(OrchestratorLiveness):
             await self.transport.publish([Announcement(queue) for queue in sorted(queues)])
 
     async def _keep(self, plans: dict[UUID, Plan]) -> None:
-        """The step is committed: the planned views are the current state."""
+        """Make the planned views the current ones, after the step was committed."""
         for job_id, plan in plans.items():
             owned = self._owned[job_id]
             owned.view, owned.checks_all_nodes, owned.failures = plan.view, plan.is_unfinished, 0
@@ -222,7 +222,7 @@ class JobAdvancing(OrchestratorLiveness):
         self._dirty.add(view.job_id)
 
     def _wake_background_tasks(self) -> None:
-        """There may be callbacks to deliver, or external copies to make or remove."""
+        """Wake the tasks for callbacks and for external copies: they may have something to do."""
         if self.callbacks is not None:
             self.callbacks.wake()
         if self.external is not None:

@@ -15,7 +15,7 @@ async def review_deferred(
     ledger: OrchestratorLedger, jobs: Mapping[UUID, Owned], settings: Settings, now: float
 ) -> tuple[frozenset[UUID], frozenset[UUID]]:
     """The jobs that were released to another live orchestrator that knows their handlers and queues, and the jobs to
-    decide about again, because no live process has known these for too long."""
+    decide about again, because no live process has known some of their work for UNKNOWN_HANDLER_TIMEOUT_SEC."""
     deferred = [owned for owned in jobs.values() if owned.view is not None and owned.view.deferred]
     if not deferred:
         return frozenset(), frozenset()

@@ -130,7 +130,7 @@ class Orchestrator(JobAdvancing):
         return self._is_stopping.is_set()
 
     async def _retire(self) -> None:
-        """A clean stop: other instances may claim our jobs at once."""
+        """Release all jobs, so that other instances can claim them at once."""
         try:
             released = await self.ledger.retire(self.owner_id)
         except Exception as error:  # the process ends either way

@@ -34,14 +34,14 @@ class Owned:
     set_aside_until: float = 0.0
     queue: str | None = None  # the queue of its last task, if that step created one task
     claimed_at: float = 0.0
-    unroutable: frozenset[DeferredWork] = frozenset()  # deferred work that no live process has known for too long
+    unroutable: frozenset[DeferredWork] = frozenset()  # deferred work whose nodes fail in the next decision
     refused_sums: dict[str, DagmasterError] = field(default_factory=dict)
     traceparent: str | None = None  # of its submission
     traced_steps: int = 0
     rendered: dict[Key, Any] = field(default_factory=dict)  # the outcomes of slow templates, or RENDERING
 
     def keep(self, job: LoadedJob, graph: Graph) -> None:
-        """The rows were read: this is the current state."""
+        """Take the current state of the job from its rows, which were just read."""
         self.view = replace(job.view(graph), refused_sums=self.refused_sums)
         self.sequence = job.last_sequence
         self.traceparent = job.traceparent

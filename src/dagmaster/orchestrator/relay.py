@@ -174,7 +174,8 @@ class Relay:
                 self._seen_polling_at[queue] = now
 
     def _restore_windows(self) -> None:
-        """Nothing waits in the outbox, except for busy queues: the next tasks may find idle workers."""
+        """Enlarge the windows of queues that are not busy. None of their messages waits in the outbox, so their next
+        tasks may find idle workers."""
         for queue, size in self._windows.items():
             if queue not in self._busy:
                 self._windows[queue] = max(size, min(WINDOW_AFTER_BUSY, self._widest(queue)))

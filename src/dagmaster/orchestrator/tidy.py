@@ -1,7 +1,7 @@
 """Delete the files that jobs leave in storage.
 
     every JANITOR_INTERVAL_SEC
-      ──▶ list the folders of jobs: scratch folders, intermediate blobs, datasets made without a submission
+      ──▶ list the folders of jobs: scratch folders, intermediate blobs, datasets that belong to no asset
       ──▶ ask the database which of these jobs ended long enough ago, and lock them, so that none is resumed meanwhile
       ──▶ remove their files and record that
       ──▶ free the space, which may take long and blocks no job

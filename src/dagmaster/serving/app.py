@@ -6,7 +6,7 @@ create_app(settings, dsn)
   ├── /stac/…              stac-fastapi-pgstac
   ├── /tiles/{asset_id}/…  TiTiler, on COGs and mosaics
   ├── /searches/…          mosaics of the items that a search finds
-  ├── /tileMatrixSets /colorMaps /conformance
+  ├── /tileMatrixSets /colorMaps /colormaps/… /conformance
   └── /files/{zone}/…      the files themselves
 """
 

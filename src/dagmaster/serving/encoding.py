@@ -1,8 +1,8 @@
 """Encodes images without blocking other requests.
 
 GDAL encodes while it holds Python's global lock: a PNG of 2048 × 2048 pixels takes seconds, in which this process would
-handle no other request. Large images are therefore encoded by a child process. Small ones are encoded here, because
-that takes milliseconds.
+handle no other request. Large images are therefore encoded by a child process. Small ones are encoded in this
+process, because that takes milliseconds.
 """
 
 import os
@@ -24,7 +24,7 @@ from dagmaster.errors import Unavailable
 
 _PROCESSES = max(1, (os.cpu_count() or 1) // 2)
 _MAX_SECONDS = 60.0
-# Pixels up to which this process encodes: 40 ms for a PNG, 10 ms for the others.
+# Pixels up to which this process encodes: 40 ms for a PNG, 10 ms for other formats.
 _SMALL_PNG, _SMALL_IMAGE = 256 * 256, 512 * 512
 # Six times faster than the default level; a PNG of imagery is a sixth larger.
 _FAST_ZLEVEL = 1

@@ -1,7 +1,7 @@
 """The `query` of a search, as a CQL2 filter.
 
-pgSTAC evaluates the comparisons of STAC's query extension, but not `startsWith`, `endsWith`, `contains`. As a filter
-all operators work, and a search may have both a query and a filter.
+pgSTAC evaluates the comparisons of STAC's query extension, but not `startsWith`, `endsWith`, `contains`. As a
+filter, all operators work, and a search may have both a query and a filter.
 """
 
 from collections.abc import Mapping

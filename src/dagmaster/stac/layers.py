@@ -1,4 +1,4 @@
-"""Add the layer metadata that people have written to STAC documents: texts, attribution, and the default style.
+"""STAC documents with the layer metadata that people have written: texts, attribution, and the default style.
 
 The functions change copies: without metadata a document stays as it is, so that unpublishing metadata restores it.
 A raster asset has one layer, its collection.

@@ -327,7 +327,7 @@ def _item_links(document: Json) -> Violations:
         yield "links", "a deprecated item must link to its successor"
 
 
-def _item_datetime(document: Json) -> Violations:
+def _honest_datetime(document: Json) -> Violations:
     properties = document["properties"]
     moment, start, end = (_moment(properties.get(name)) for name in ("datetime", "start_datetime", "end_datetime"))
     if moment and is_sentinel(moment):
@@ -461,5 +461,5 @@ _RULES: tuple[Rule, ...] = (
     _media_types,
     _our_fields,
 )
-_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _item_datetime, _order_of_times, _geometry, _bbox)
+_ITEM_RULES: tuple[Rule, ...] = (_id, _item_links, _honest_datetime, _order_of_times, _geometry, _bbox)
 _COLLECTION_RULES: tuple[Rule, ...] = (_collection_id, _extents, _item_assets)

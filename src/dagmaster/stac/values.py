@@ -206,5 +206,5 @@ def multihash(sha256: str) -> str:
 
 
 def is_multihash(value: object) -> bool:
-    """Whether it is one that `multihash` returns."""
+    """Whether a value has the form of a SHA-256 that `multihash` returns."""
     return isinstance(value, str) and bool(_MULTIHASH.fullmatch(value))

@@ -163,8 +163,9 @@ class AzureAccount:
         return {"Authorization": f"Bearer {self.token()[0]}"}
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], content: bytes, subject: str) -> AzureResponse:
-        """Send a request, and repeat it after a temporary failure, at most as soon as the server allows. Every request
-        may be repeated: a part replaces itself, and a repeated commit succeeds or finds that the object exists."""
+        """Send a request, and repeat it after a temporary failure, after a pause that grows and is not shorter than
+        `Retry-After` (up to a limit). Every request may be repeated: a part replaces itself, and a repeated commit
+        succeeds or finds that the object exists."""
         problem, pause_seconds = "", 0.0
         for attempt in range(_TRIES):
             if attempt:

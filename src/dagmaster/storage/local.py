@@ -82,8 +82,8 @@ class LocalStore:
         return stored
 
     def link_file(self, location: Location, file: Path, digest: str) -> Stored:
-        """Give a file of this file system, whose hash is known, the name of an object too. An existing object stays;
-        Conflict if its content differs. The caller removes the file, and must not write to it again."""
+        """Make a file of this file system an object too, by a link; `digest` is its SHA-256. An existing object stays;
+        raises Conflict if its content differs. The caller removes the file, and must not write to it again."""
         with writing(location):
             return self._publish(file, location, digest, create_only=True)
 

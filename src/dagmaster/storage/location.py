@@ -88,7 +88,8 @@ EXTERNAL_KINDS = ("stac", "manifests", "mosaics", "tiling_schemes", "cogs")
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """One revision of one version of a dataset. Objects under its names are written once and never change.
+    """One revision of one version of a dataset. Its COGs, mosaic and tiling scheme are written once and never change;
+    another attempt of its job may replace the STAC documents and the recipe.
 
     >>> Edition("dem-2024", ordinal=0, revision=1).cog("r00c01.tif")
     'cogs/dem-2024/v0/r1/r00c01.tif'
@@ -175,7 +176,7 @@ def job_named(name: str) -> UUID | None:
 
 
 def outputs_of_job(job_id: UUID) -> tuple[str, ...]:
-    """The folders of the objects that a job made without a submission."""
+    """The folders of the objects that a job made, if they belong to no asset."""
     return tuple(f"{kind}/{job_dataset_id(job_id)}" for kind in KINDS)
 
 

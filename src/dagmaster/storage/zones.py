@@ -132,7 +132,7 @@ class Storage:
         self._stores[Zone.SILVER].delete_all(self._intermediate(job_id))
 
     def output_jobs(self) -> Iterator[UUID]:
-        """The jobs that made a dataset without a submission. A job may be named more than once."""
+        """The jobs that made a dataset which belongs to no asset. A job may be named more than once."""
         for kind in KINDS:
             names = self._stores[Zone.SILVER].folders(Folder(Zone.SILVER, self.containers[Zone.SILVER], kind))
             yield from (job_id for name in names if (job_id := job_of_outputs(name)))

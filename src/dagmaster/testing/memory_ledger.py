@@ -290,11 +290,11 @@ class MemoryLedger:
 
     async def create_once(self, job: NewJob, request_hash: str, *, force: bool = False) -> UUID:
         key = (job.submitted_by or "", job.idempotency_key or "")
-        known = self.db.keys.get(key)
-        if known is not None and known[1] != request_hash:
-            raise key_conflict(job, known[0])
-        if known is not None and not force:
-            return known[0]
+        existing = self.db.keys.get(key)
+        if existing is not None and existing[1] != request_hash:
+            raise key_conflict(job, existing[0])
+        if existing is not None and not force:
+            return existing[0]
         self.db.keys[key] = (job.job_id, request_hash)
         self._create(job)
         self._notify(JOBS)
@@ -373,10 +373,10 @@ class MemoryLedger:
         if any(job.message_id == message.message_id for job in self.db.jobs.values()):
             return None
         key = (outcome.submitted_by or "", outcome.idempotency_key)
-        known_id, request = self.db.keys.setdefault(key, (outcome.job_id, outcome.request_hash))
+        existing_id, request = self.db.keys.setdefault(key, (outcome.job_id, outcome.request_hash))
         if request != outcome.request_hash:
-            return dead_letter_of_conflict(message, outcome, known_id)
-        return outcome if known_id == outcome.job_id else None
+            return dead_letter_of_conflict(message, outcome, existing_id)
+        return outcome if existing_id == outcome.job_id else None
 
     async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
         db, job = self.db, self.db.jobs.get(job_id)

@@ -47,9 +47,9 @@ class WorkerHealth:
         worker = self._worker
         ages = [age for age in map(age_of, (worker.exchanged_at, worker.renewed_at)) if age is not None]
         if not ages:
-            return Check(self._peer, False, "has not answered yet")
+            return Check(self._peer, False, "has not responded yet")
         is_recent = min(ages) < 2 * self._settings.lease_renew_sec
-        return Check(self._peer, is_recent, f"answered {min(ages):.1f} s ago")
+        return Check(self._peer, is_recent, f"responded {min(ages):.1f} s ago")
 
     def _claiming(self) -> Check:
         if self._worker.is_stopping:

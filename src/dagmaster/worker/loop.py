@@ -1,7 +1,7 @@
 """The worker's loop: report finished tasks, claim new ones, run them, wait for the next event.
 
-At most one exchange with the ledger is in flight. It carries every finished report and asks for as many tasks as
-there are free slots. Meanwhile handlers run, each as a task of the event loop, and queue their reports for the next
+At most one exchange with the ledger is in flight. It carries a batch of finished reports and asks for as many tasks
+as there are free slots. Meanwhile handlers run, each as a task of the event loop, and queue their reports for the next
 exchange.
 
     claimed ─▶ held (running) ─▶ finished ─▶ reported          leases are renewed until the report is accepted
@@ -64,7 +64,7 @@ MAX_REPORT_BYTES = 8 * 1024 * 1024
 LINGER_SECONDS = 0.002  # how long a report waits for other reports of its batch
 FRESH_SECONDS = 0.005  # handlers of tasks claimed this recently may finish in the next moments
 SHOW_RUNNING_SECONDS = 0.2
-FULL_SECONDS = 0.25  # with a message broker: how long a worker with full slots waits for a report before it receives
+FULL_SECONDS = 0.25  # with a broker: how long a worker without free slots of a kind waits before it receives messages
 BACKOFF_SECONDS = (0.05, 5.0)
 LAST_REPORTS_SECONDS = 5.0
 SUSPECT_LOSSES = 2
@@ -74,7 +74,7 @@ UNRESPONSIVE_SECONDS = 1.0  # how long cancelled async handlers may take to end
 GRACE_MARGIN = 0.1  # share of the grace period that is left for cancelling and reporting
 MAX_MARGIN_SECONDS = 2.0
 
-CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and killing it
+CANCEL_GRACE_SECONDS = 5.0  # between asking a handler to stop and cancelling or killing it
 
 _OUTAGES = (Unavailable, OSError)  # TimeoutError is an OSError
 _UNSUITABLE = frozenset({UNLOADABLE, NO_DATABASE})  # errors that would recur in this worker

@@ -174,7 +174,7 @@ class Compiled:
 def too_slow(text: str, seconds: float) -> TemplateFailed:
     subject = f"`{_short(text)}`" if text else "a template"
     return TemplateFailed(
-        f"{subject} takes longer than {seconds:g} s of processor time",
+        f"{subject} takes longer than {seconds:g} s of CPU time",
         code="template.too-slow",
         hint="move the work into a handler",
         expression=_short(text),

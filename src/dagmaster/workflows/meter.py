@@ -2,7 +2,7 @@
 
 A template has no loops, but `selectattr('k', 'in', list)` compares each item with each element, and one operation on
 large values takes long by itself. Charges are made before the work, in units of about the same time, so that the same
-template with the same values is refused everywhere. The processor time of the thread is checked as well, because that
+template with the same values is refused everywhere. The CPU time of the thread is checked as well, because that
 is what the limit is for; time that other processes or threads take does not count.
 """
 

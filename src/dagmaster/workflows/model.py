@@ -75,7 +75,7 @@ class _Part(BaseModel):
 
 
 class Input(_Part):
-    """Only the platform itself sets a `reserved` input; a job that is submitted directly cannot."""
+    """Only the platform itself sets a `reserved` input; a submission of a job that sets it is refused."""
 
     type: InputType = InputType.STRING
     required: bool = False

@@ -228,8 +228,8 @@ async def get_job_status(services: Services, _caller: Reader, job_id: OldJobId, 
 async def retry_stage(
     services: Services, caller: Operator, job_id: OldJobId, stage: StageNumber, old_system: OldSystemIfAny
 ) -> Response:
-    """Only for jobs that failed or succeeded in part, and for stages that were reached. Everything that depends on the
-    stage runs again too."""
+    """Only for jobs that failed, were cancelled or succeeded in part, and for stages that were reached. Everything that
+    depends on the stage runs again too."""
     try:
         own_id = _uuid(job_id)
         async with services.ledgers.acquire() as ledger:

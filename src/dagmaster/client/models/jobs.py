@@ -155,7 +155,8 @@ class PrimaryOutcome(ApiModel):
 
 
 class SecondaryOutcome(ApiModel):
-    """An important or optional node that did not complete. `recovery` is the call that runs it again."""
+    """An important or optional node that did not complete. `recovery` is the request that resumes the job; null if the
+    job cannot be resumed."""
 
     node_id: str
     description: str

@@ -26,7 +26,7 @@ class DueLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class WantedContent:
+class PublishedContent:
     """A layer with its published documents: the collection, and all items."""
 
     layer: LayerInfo
@@ -41,7 +41,7 @@ class PostgresExternalLayers(Session):
                 DueLayer, await dicts(connection, "layer_external_due", {"limit": limit, "asset_id": asset_id})
             )
 
-    async def content(self, due: DueLayer) -> WantedContent | None:
+    async def content(self, due: DueLayer) -> PublishedContent | None:
         """The content for the external database, read in one snapshot; None if it must not have the layer."""
         key = {"asset_id": due.asset_id, "layer": due.layer, "generation": due.generation}
         async with self._connected() as connection:
@@ -64,11 +64,11 @@ class PostgresExternalLayers(Session):
             await connection.execute(query("layer_external_failed"), {**key, "error": error[:1000]})
 
 
-async def _content(connection: Connection, due: DueLayer, key: dict[str, Any]) -> WantedContent | None:
+async def _content(connection: Connection, due: DueLayer, key: dict[str, Any]) -> PublishedContent | None:
     for layer in models(LayerInfo, await dicts(connection, "layer_external_content", key)):
         collection = await dicts(connection, "catalog_known", {"collection": due.dataset_id})
         items = await _items(connection, due.asset_id, due.dataset_id)
-        return WantedContent(layer, dict(collection[0]["content"]), items)
+        return PublishedContent(layer, dict(collection[0]["content"]), items)
     return None
 
 

@@ -276,13 +276,13 @@ class MessageScope:
 EVERY_MESSAGE = MessageScope()
 
 
-def key_conflict(job: NewJob, known_id: UUID) -> Conflict:
+def key_conflict(job: NewJob, existing_id: UUID) -> Conflict:
     return Conflict(
         f"the idempotency key '{job.idempotency_key}' was already used for a submission with other inputs",
         code="job.key-conflict",
         hint="use another key, or the same inputs",
         idempotency_key=job.idempotency_key,
-        job_id=known_id,
+        job_id=existing_id,
     )
 
 
@@ -298,9 +298,9 @@ def dead_letter(message: JobMessage, reason: str, description: str) -> DeadLette
     )
 
 
-def dead_letter_of_conflict(message: JobMessage, job: NewJob, known_id: UUID) -> DeadLetter:
+def dead_letter_of_conflict(message: JobMessage, job: NewJob, existing_id: UUID) -> DeadLetter:
     """The dead letter of a message whose idempotency key belongs to another submission."""
-    return dead_letter(message, "KeyConflict", f"{key_conflict(job, known_id)}; the job of the key is {known_id}")
+    return dead_letter(message, "KeyConflict", f"{key_conflict(job, existing_id)}; the job of the key is {existing_id}")
 
 
 def no_such_job(job_id: UUID) -> NotFound:
@@ -436,8 +436,8 @@ class OrchestratorLedger(Protocol):
     async def review_deferred(
         self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
     ) -> DeferralReview:
-        """Release the jobs whose deferred work another live orchestrator can route; return for the others the work that
-        no live process has known for `patience_seconds`."""
+        """Release the jobs whose deferred work another live orchestrator can route. For the other jobs, return the work
+        that no live process has known for `patience_seconds`."""
         ...
 
     async def release_unknown(self, owner_id: UUID, owned_ids: Sequence[UUID]) -> int:

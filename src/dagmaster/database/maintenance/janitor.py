@@ -67,7 +67,7 @@ class StorageRetention:
 class JobFiles:
     """Which files a job has in storage, or which of them may be removed. Without a status the job was deleted.
 
-    `has_outputs`: the job made a dataset without a submission. The dataset stays as long as the job.
+    `has_outputs`: the job made a dataset of its own, which belongs to no asset and stays as long as the job.
     """
 
     job_id: UUID

@@ -1,7 +1,7 @@
 """Compare a live database with the models, and write the statements that add what it lacks.
 
 Alembic compares tables, columns and indexes. It ignores CHECKs, predicates, defaults and storage options: for
-these the wanted tables are created in a scratch schema that is rolled back, and PostgreSQL's descriptions of both are
+these the expected tables are created in a scratch schema that is rolled back, and PostgreSQL's descriptions of both are
 compared.
 
 A migration only adds, and drops indexes that a model declares retired. Other differences are reported, to be resolved
@@ -26,7 +26,7 @@ from sqlalchemy.schema import CreateIndex, CreateSequence, CreateTable, Executab
 from dagmaster.database.schema.tables import metadata_of, sequences
 from dagmaster.records import SCHEMA, Record
 
-_SCRATCH = f"{SCHEMA}_wanted"
+_SCRATCH = f"{SCHEMA}_expected"
 # Named parameters, because the default style would double each % in the text.
 _DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
 
@@ -305,7 +305,7 @@ def _constraint_change(subject: SchemaObject, actual: str | None, expected: str)
 
 
 def _is_wider(expected: str, actual: str) -> bool:
-    """Whether two lists of values differ only in that the wanted one has more: no existing row can violate it."""
+    """Whether two lists of values differ only in that the expected one has more: no existing row can violate it."""
     value = r"'(?:[^']|'')*'(?:::text)?"
     texts = (actual.removesuffix(" NOT VALID"), expected)
     shapes = {re.sub(rf"{value}(?:, {value})*", "…", text) for text in texts}

@@ -77,7 +77,7 @@ def deploy(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> Sc
 
 
 def rebuild(dsn: str, records: Records = RECORDS, wait_seconds: float = 60) -> None:
-    """Drop everything and deploy again, in one transaction. The caller checks the permission."""
+    """Drop the schema and deploy it again, in one transaction. The caller checks the permission."""
 
     def drop_and_create() -> None:
         _execute(connection, f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
@@ -374,7 +374,9 @@ def _translated() -> Iterator[None]:
 def _files(*, before_tables: bool) -> list[str]:
     folder = files("dagmaster.database") / "sql" / "schema"
     paths = sorted((file for file in folder.iterdir() if file.name.endswith(".sql")), key=lambda file: file.name)
-    return [file.read_text().strip() for file in paths if (int(file.name[:2]) < _TABLES_AT) == before_tables]
+    return [
+        file.read_text(encoding="utf-8").strip() for file in paths if (int(file.name[:2]) < _TABLES_AT) == before_tables
+    ]
 
 
 def _run_files(connection: sa.Connection, *, before_tables: bool) -> None:

@@ -47,7 +47,7 @@ GUARDED_TABLES: tuple[GuardedTable, ...] = (
 
 
 def triggers() -> list[Trigger]:
-    guards = [trigger for cycle in GUARDED_TABLES for trigger in (_insert_guard(cycle), _move_guard(cycle))]
+    guards = [trigger for guarded in GUARDED_TABLES for trigger in (_insert_guard(guarded), _move_guard(guarded))]
     return [
         *guards,
         _immutable(WorkflowDefinition, unless_equal=True),
@@ -110,30 +110,30 @@ def _callback_triggers() -> list[Trigger]:
     ]
 
 
-def _insert_guard(cycle: GuardedTable) -> Trigger:
-    rule = f"NEW.status NOT IN ({_listed(cycle.initial)})"
-    return _trigger(cycle.record, "births", "BEFORE INSERT", rule, "refuse_transition")
+def _insert_guard(guarded: GuardedTable) -> Trigger:
+    rule = f"NEW.status NOT IN ({_listed(guarded.initial)})"
+    return _trigger(guarded.record, "births", "BEFORE INSERT", rule, "refuse_transition")
 
 
-def _move_guard(cycle: GuardedTable) -> Trigger:
-    rule = f"OLD.status <> NEW.status AND NOT CASE OLD.status\n{_arms(cycle)}\n    ELSE false END"
+def _move_guard(guarded: GuardedTable) -> Trigger:
+    rule = f"OLD.status <> NEW.status AND NOT CASE OLD.status\n{_arms(guarded)}\n    ELSE false END"
     # AFTER: for a BEFORE trigger PostgreSQL would lock every row once more and compute its generated columns, even if
     # WHEN is false.
-    return _trigger(cycle.record, "moves", "AFTER UPDATE OF status", rule, "refuse_transition")
+    return _trigger(guarded.record, "moves", "AFTER UPDATE OF status", rule, "refuse_transition")
 
 
-def _arms(cycle: GuardedTable) -> str:
-    sources = sorted(set(cycle.moves) | set(cycle.reruns))
-    arms = ((state, _allowed(cycle, state)) for state in sources)
+def _arms(guarded: GuardedTable) -> str:
+    sources = sorted(set(guarded.moves) | set(guarded.reruns))
+    arms = ((state, _allowed(guarded, state)) for state in sources)
     return "\n".join(f"    WHEN '{state}' THEN {allowed}" for state, allowed in arms if allowed)
 
 
-def _allowed(cycle: GuardedTable, state: StrEnum) -> str:
+def _allowed(guarded: GuardedTable, state: StrEnum) -> str:
     conditions = []
-    if moves := cycle.moves.get(state):
+    if moves := guarded.moves.get(state):
         conditions.append(f"NEW.status IN ({_listed(moves)})")
-    if reruns := cycle.reruns.get(state):
-        conditions.append(f"(NEW.status IN ({_listed(reruns)}) AND NEW.{cycle.counter} = OLD.{cycle.counter} + 1)")
+    if reruns := guarded.reruns.get(state):
+        conditions.append(f"(NEW.status IN ({_listed(reruns)}) AND NEW.{guarded.counter} = OLD.{guarded.counter} + 1)")
     return " OR ".join(conditions)
 
 

@@ -18,8 +18,8 @@ SELECT c.id AS collection_id,
 
 -- name: asset_adopt_processed
 -- Datasets whose documents were written by a job that an earlier release created and that has ended since the upgrade:
--- the job is older than the platform `local`, which was created with the tables of assets. Datasets that later jobs
--- write without a submission are never published.
+-- the job is older than the platform `local`, which was created with the tables of assets. Datasets of later
+-- jobs that belong to no asset are never published.
 SELECT DISTINCT d.dataset_id
   FROM dagapp.stac_documents AS d
  WHERE d.document_id = ''

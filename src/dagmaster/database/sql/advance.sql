@@ -410,7 +410,7 @@ UPDATE dagapp.dag_node_states n
  WHERE n.job_id = g.job_id AND n.node_id = g.node_id;
 
 -- name: lock_claimed_job
--- A job, if it is still ours.
+-- Lock a job, if its claim is still valid.
 SELECT job_id
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s AND owner_id IS NOT DISTINCT FROM %(owner_id)s AND claim_token = %(token)s

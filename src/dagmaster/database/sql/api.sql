@@ -533,7 +533,7 @@ SELECT t.queue, count(*)::int AS count
  GROUP BY t.queue;
 
 -- name: api_dead_letters
--- Refused messages, newest first.
+-- Dead letters, newest first.
 SELECT dead_letter_id, queue, message_id, reason, description, body, created_at, queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
        CASE WHEN reason = 'PoisonTask' THEN (body ->> 'job_id')::uuid END AS job_id,
        CASE WHEN reason = 'PoisonTask' THEN body ->> 'node_id' END AS node_id
@@ -544,7 +544,7 @@ SELECT dead_letter_id, queue, message_id, reason, description, body, created_at,
  LIMIT %(limit)s;
 
 -- name: api_dead_letter
--- One refused message.
+-- One dead letter.
 SELECT dead_letter_id, queue, message_id, reason, description, body, created_at, queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
        CASE WHEN reason = 'PoisonTask' THEN (body ->> 'job_id')::uuid END AS job_id,
        CASE WHEN reason = 'PoisonTask' THEN body ->> 'node_id' END AS node_id

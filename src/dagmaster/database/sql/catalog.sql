@@ -20,7 +20,7 @@ SELECT needed.name
 SELECT pg_try_advisory_lock(hashtext('pgstac.deploy')) AS is_acquired;
 
 -- name: catalog_timeouts
--- The time limits of the statements that follow in this transaction: a timeout that a statement sets does not apply to itself.
+-- Set the time limits of the statements that follow in this transaction. They do not apply to this statement.
 SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
        set_config('statement_timeout', %(statement_ms)s::text, true);
 
@@ -84,7 +84,8 @@ UPDATE pgstac.collections
 RETURNING id;
 
 -- name: catalog_link_versions
--- Links between the versions of an item (or of a tile, by its name), and `deprecated` for all but the newest version.
+-- Write the links between the versions of an item (or of a tile, by its name), and mark all but the newest version as
+-- `deprecated`.
 WITH known AS MATERIALIZED (
     SELECT id,
            content,

@@ -18,7 +18,7 @@ SELECT r.asset_id, r.version_ordinal, r.revision
  LIMIT %(limit)s;
 
 -- name: copies_lock
--- One revision, if no other process decides on it now.
+-- Lock one revision, unless another process has locked it.
 SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path, r.external_copies,
        r.export_due_at, r.withdrawal_due_at, r.external_failures,
        CASE WHEN r.is_external_job_running THEN r.external_job_id END AS job_id, j.workflow_id AS job_workflow_id,

@@ -3,8 +3,8 @@
 
 -- part: publication
 -- Without an ordinal, the latest version. `version_ordinal` is null if the asset does not have the version.
--- `processed_revision` is the requested revision if it was processed; without a request, the newest that was. `layer_metadata` is
--- what was published about the raster.
+-- `processed_revision` is the requested revision if it was processed; if none is requested, the newest one that was processed.
+-- `layer_metadata` is the published metadata of the layer `raster`.
 SELECT asset.asset_id,
        asset.dataset_id,
        asset.platform_id,

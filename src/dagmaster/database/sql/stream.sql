@@ -1,9 +1,8 @@
 -- What the stream of the platform reads: everything that changed since a time, of all jobs and assets.
 
 -- name: stream_jobs
--- Jobs that changed after a time: those that are active, and those that ended since. Every change of an active job that
--- is shown sets updated_at; both parts have an index, so the cost is that of the active jobs and of those that ended
--- since.
+-- Jobs that changed after a time: active jobs, and jobs that have ended since then. Each change of an active job that is
+-- shown sets updated_at. Both parts use an index, so only active jobs and jobs that have ended since then are read.
 SELECT job_id, workflow_id, definition_hash, status, version, last_sequence AS sequence, priority, correlation_id,
        submitted_by, left(error_message, 1000) AS error_message, resume_count, cancel_requested_at, created_at, updated_at,
        started_at, completed_at

@@ -31,7 +31,7 @@ SELECT
  WHERE upload_id = %(upload_id)s;
 
 -- name: uploads_of_blob
--- The uploads of a name: the one that is not finished, then the newest that is.
+-- The uploads of a blob: the unfinished one, then the last finished one.
 SELECT
 -- use: upload_columns
   FROM dagapp.uploads

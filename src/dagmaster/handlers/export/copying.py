@@ -5,7 +5,7 @@
 plan, copy and finish first check that this job is the one that exports the revision, and that the revision is still
 approved and public. Each object is copied, read again, and compared with the checksum in its STAC document; an object
 whose copy is already correct is not copied again. Before and after each write the handler checks that the export is
-still current. If it no longer is afterwards, or if the check fails, the object is deleted.
+still current. If it is not current after the write, or if this cannot be checked, the object is deleted.
 """
 
 from collections.abc import Callable, Iterator

@@ -112,7 +112,7 @@ class DataFactory:
         await self._request("POST", f"/pipelineruns/{quote(run_id, safe='')}/cancel")
 
     async def runs(self, parameters: Mapping[str, str]) -> list[PipelineRun]:
-        """The runs of the last days whose parameters include these."""
+        """The runs that were updated within `LOOKBACK` and whose parameters include these."""
         now = datetime.now(UTC)
         body: dict[str, Any] = {
             "lastUpdatedAfter": (now - LOOKBACK).isoformat(),

@@ -53,7 +53,7 @@ class MergedFindings:
             self._add(MergedFinding(**dict(finding), stage=stage, places=places))
 
     def add_earlier(self, findings: Iterable[MergedFinding]) -> None:
-        """Add findings of the validation, except codes that processing has reported, which has read all pixels."""
+        """Add findings of the validation, except those with codes that processing has reported too, from all pixels."""
         for finding in [each for each in findings if each.code not in self._by_code]:
             self._add(finding)
 
@@ -62,7 +62,7 @@ class MergedFindings:
         self._by_code[finding.code] = _joined(first, finding) if first else finding
 
     def most_severe_first(self) -> list[MergedFinding]:
-        """The most severe first."""
+        """All findings, the most severe first."""
         worst_first = list(Severity)[::-1]
         return sorted(self._by_code.values(), key=lambda finding: worst_first.index(finding.severity))
 

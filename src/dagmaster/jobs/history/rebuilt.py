@@ -22,12 +22,12 @@ class AttemptState(StrEnum):
     IGNORED = "i"  # its job was failed because it could not be advanced; a report of the worker is ignored
 
 
-# Which statuses the task (and the result) of an attempt may have, by the state of the attempt.
 LIVE = frozenset({AttemptState.QUEUED.value, AttemptState.RUNNING.value})
 REPORTED = (AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.RETURNED)
 _T = TaskStatus
 # A worker ends its task by itself; the event follows when an orchestrator has read the result.
 ENDED_BY_WORKER = frozenset({_T.SUCCEEDED.value, _T.FAILED.value, _T.RETURNED.value, _T.CANCELLED.value})
+# The statuses that the task of an attempt may have, and below those of its result, by the state of the attempt.
 TASK_STATUSES: dict[str, frozenset[str]] = {
     AttemptState.QUEUED.value: frozenset({_T.QUEUED.value, _T.RUNNING.value}) | ENDED_BY_WORKER,
     AttemptState.RUNNING.value: frozenset({_T.RUNNING.value}) | ENDED_BY_WORKER,

@@ -5,7 +5,7 @@ from typing import Any
 
 from dagmaster.addresses import rebased
 from dagmaster.database.external.catalog import ExternalCatalog, ExternalContent
-from dagmaster.database.external.due import DueLayer, PostgresExternalLayers, WantedContent
+from dagmaster.database.external.due import DueLayer, PostgresExternalLayers, PublishedContent
 from dagmaster.errors import DagmasterError, InvalidRequest
 from dagmaster.settings import Settings
 
@@ -23,8 +23,8 @@ class ExternalLayers:
     async def carry_out(self, due: DueLayer) -> None:
         """Write or remove one layer. A failure is recorded and raised; the layer stays due."""
         try:
-            wanted = await self.store.content(due)
-            content = None if wanted is None else _absolute(wanted, self.public_url)
+            stored = await self.store.content(due)
+            content = None if stored is None else _absolute(stored, self.public_url)
             await self.catalog.put(due.dataset_id, due.layer, due.generation, content)
         except DagmasterError as error:
             await self.store.failed(due, error.message)
@@ -73,7 +73,7 @@ def require_external(settings: Settings) -> None:
         )
 
 
-def _absolute(content: WantedContent, base: str) -> ExternalContent:
+def _absolute(content: PublishedContent, base: str) -> ExternalContent:
     return ExternalContent(
         content.layer, _rebased(content.collection, base), [_rebased(item, base) for item in content.items]
     )

@@ -223,8 +223,8 @@ class Warp:
         return reach[0] + more[0], reach[1] + more[1]
 
     def _nearest(self, col: int, row: int, part: _SourcePart) -> Block | None:
-        """The block by nearest neighbour. GDAL's transformer would choose a wrong pixel in one of 1,000 cases, this
-        method does in at most one of 50,000."""
+        """The block by nearest neighbour. GDAL's transformer would choose a wrong pixel in one of 1,000 cases; this
+        method chooses one in at most one of 50,000."""
         window = part.window
         block = self.source.read(window)
         pixels = self._pixel_centres(col, row, part)

@@ -25,7 +25,7 @@ _LATTICE = 4  # windows per side
 _PATCH = 128
 _MAX_PATCHES = 32
 _CORNER = 16
-_SMALL_BYTES = 32 * 2**20  # read completely
+_SMALL_BYTES = 32 * 2**20  # uncompressed; files up to this size are read completely
 _CHUNK_BYTES = 8 * 2**20
 _MAX_BLOCKS = 4096  # entries of the block table, spread evenly
 
@@ -123,8 +123,8 @@ class Sample:
 
 
 def look_up_blocks(dataset: Any, facts: RasterFacts, *, seconds: float = 10.0) -> BlockTable:
-    """Look up blocks of a TIFF; an empty table for other formats. At most `_MAX_BLOCKS` are looked up, but if none of
-    these is stored, the others too, for this time, until one is."""
+    """Look up blocks of a TIFF; an empty table for other formats. At most `_MAX_BLOCKS` are looked up. If none of these
+    is stored, the search continues with the others, until a stored one is found or `seconds` have passed."""
     if facts.driver != "GTiff" or not facts.bands:
         return BlockTable()
     rows, columns = (

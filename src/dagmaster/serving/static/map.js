@@ -44,7 +44,7 @@ async function start() {
 async function fetchJson(path, parameters = {}) {
   const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
   const body = await response.json();
-  if (!response.ok) throw Object.assign(new Error([body.detail, body.hint].filter(Boolean).join(": ")), { status: response.status });
+  if (!response.ok) throw Object.assign(new Error([body.detail, body.hint].filter(Boolean).join(": ")), { code: body.code });
   return body;
 }
 
@@ -395,9 +395,14 @@ async function showValues(left, top) {
     const point = await fetchJson(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, { ...revision, version: facts.version, rev: facts.revision });
     if (selectedPoint === at) fillPopup(point.values.map((value, i) => [point.band_descriptions?.[i] || point.band_names[i], valueText(value)]), lon, lat);
   } catch (error) {
-    const text = error.status === 404 ? "no data here" : "the value cannot be read now; click again";
-    if (selectedPoint === at) fillPopup([[text, ""]], lon, lat);
+    if (selectedPoint === at) fillPopup([[problemText(error.code), ""]], lon, lat);
   }
+}
+
+function problemText(code) {
+  if (code === "tiles.outside") return "no data here";
+  if (code === "version.replaced") return "this revision was replaced; reload the page";
+  return "the value cannot be read now; click again";
 }
 
 const valueText = (value) => (value === null ? "no data" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(7))));
