@@ -13,7 +13,7 @@ import pytest
 
 from dagmaster.errors import Conflict, NotAllowed, Unavailable
 from dagmaster.settings import load
-from dagmaster.storage import Folder, Location, Storage, Zone, open_storage
+from dagmaster.storage import Folder, Location, Storage, Zone, local, open_storage
 from dagmaster.storage.local import LocalStore
 
 JOB = UUID("01890000-0000-7000-8000-000000000001")
@@ -66,6 +66,25 @@ def test_a_process_killed_while_storing_leaves_no_incomplete_object(store, tmp_p
     monkeypatch.setattr("dagmaster.storage.local.LEFTOVER_SECONDS", -10)
     store.remove_leftovers()
     assert files_below(incoming) == []
+
+
+@pytest.mark.requirement("S4")
+def test_the_copy_of_an_old_file_is_not_removed_while_it_is_stored(store, tmp_path, monkeypatch):
+    """It has the modification time of the file, and is in .incoming until it is synced."""
+    file = tmp_path / "old.tif"
+    file.write_bytes(b"x")
+    os.utime(file, (0, 0))
+    sync = local._sync
+
+    def sync_while_another_process_tidies(copy):
+        sync(copy)
+        store.remove_leftovers()
+
+    monkeypatch.setattr(local, "_sync", sync_while_another_process_tidies)
+    store.put_file(at("old.tif"), file)
+
+    assert store.get(at("old.tif")) == b"x"
+    assert store.head(at("old.tif")).modified_at.timestamp() == 0
 
 
 @pytest.mark.requirement("S4")

@@ -1,6 +1,6 @@
 """A zone in a folder of this machine.
 
-    <root>/<container>/<blob>   objects; each is written in .incoming and appears here by one rename or link
+    <root>/<container>/<blob>   objects; each appears here complete, by one rename or link
     <root>/.incoming/<random>   objects that are being written; leftovers of killed processes are removed after a day
     <root>/.scratch/<job id>/   folders for large files, which a put can move, because they are on the same file system
     <root>/.gone/<random>/      removed folders, until their files are deleted
@@ -250,7 +250,8 @@ class LocalStore:
         with contextlib.suppress(FileNotFoundError):
             for file in (self._root / ".incoming").iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    if file.lstat().st_mtime < oldest:
+                    # Not the modification time, which a copy has from its file, and which may be years ago.
+                    if file.lstat().st_ctime < oldest:
                         file.unlink()
 
     def _open(self, location: Location) -> BufferedReader:
