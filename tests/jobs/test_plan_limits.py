@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from dagmaster.errors import InvalidRequest, InvalidWorkflow
-from dagmaster.jobs.model import Submission
+from dagmaster.jobs.model import Submission, TaskMessage, task_id
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES, TRANSACTION_BYTES, reference_to
 from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.routing import Route
@@ -110,6 +110,28 @@ def test_params_that_children_share_are_encoded_once_and_are_one_payload(monkeyp
     assert plan.changes.payloads == {reference_to(expected)["sha256"]: expected}
     assert encodings.count("the params") == 1
     assert len(plan.changes.tasks) == 2000
+
+
+@pytest.mark.requirement("E18")
+def test_the_message_of_a_traced_task_does_not_exceed_the_limit():
+    node = '{handler: noop, params: {x: "{{ inputs.text }}"}, next: end}'
+    lengths = range(INLINE_BYTES - 400, INLINE_BYTES, 5)
+    tasks = [decide(single_view(node, "x" * length)).changes.tasks[0] for length in lengths]
+    largest = max((task for task in tasks if task.params_ref is None), key=lambda task: len(task.params["x"]))
+
+    message = TaskMessage(
+        task_id=task_id(UUID(int=1), "a", 1),
+        job_id=UUID(int=1),
+        node_id="a",
+        attempt=1,
+        handler=largest.handler,
+        params=largest.params,
+        queue=largest.queue,
+        timeout_seconds=largest.timeout_seconds,
+        traceparent=f"00-{'a' * 32}-{'b' * 16}-01",
+    )
+
+    assert len(orjson.dumps(message._asdict())) <= INLINE_BYTES
 
 
 @pytest.mark.requirement("E18")

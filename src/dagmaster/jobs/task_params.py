@@ -21,6 +21,7 @@ from dagmaster.workflows.storable import encode
 
 _SURELY_INLINE_BYTES = INLINE_BYTES // 2  # fits into a message whatever the other fields are
 _MANY = 10**9  # more attempts, retries or losses than can occur
+_TRACEPARENT = "0" * 55  # as long as the traceparent of every traced task
 
 
 @dataclass(slots=True)
@@ -121,6 +122,7 @@ class ParamsWriter:
             timeout_seconds=task.timeout_seconds,
             retry_count=_MANY,
             losses=_MANY,
+            traceparent=_TRACEPARENT,
         )
         return len(orjson.dumps(message._asdict()))
 
