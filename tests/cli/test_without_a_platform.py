@@ -384,7 +384,8 @@ def test_an_alias_is_validated_against_the_workflow_that_it_names(dagmaster, tmp
 
     assert (near.code, installed.code, unknown.code) == (0, 0, 2)
     assert "ok (workflow nightly version" in near.out
-    assert "`alias_of` names 'dmo', which does not exist or is not valid; did you mean 'demo'?" in unknown.out
+    assert "`alias_of` names 'dmo', which does not exist, is not valid, or is an alias itself; did" in unknown.out
+    assert "did you mean 'demo'?" in unknown.out
     assert "An older name." in shown.out
 
 

@@ -2,7 +2,10 @@
 
 import pytest
 
+from dagmaster.errors import InvalidWorkflow
 from dagmaster.handlers.shipped import REGISTRATIONS
+from dagmaster.library.workflows import read_with_library
+from dagmaster.settings import Settings
 from dagmaster.testing.trial import run_handler
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.expressions import TemplateContext
@@ -145,6 +148,22 @@ def test_an_alias_is_the_same_workflow_under_another_name():
     assert alias.description != target.description
     assert (alias.nodes, alias.inputs, alias.outputs) == (target.nodes, target.inputs, target.outputs)
     assert alias.body()["workflow_id"] == "raster_tiled_processing"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_an_alias_of_an_alias_is_refused_in_every_order_of_the_files(tmp_path, order):
+    one, two, three = tmp_path / "one.yaml", tmp_path / "two.yaml", tmp_path / "three.yaml"
+    one.write_text("workflow_id: one\nnodes: {start: {type: start, next: end}, end: {type: end}}\n")
+    two.write_text("workflow_id: two\nalias_of: one\n")
+    three.write_text("workflow_id: three\nalias_of: two\n")
+
+    loaded = read_all([one, two, three][::order])
+
+    assert set(loaded.workflows) == {"one", "two"}
+    (error,) = loaded.refused
+    assert "'two', which does not exist, is not valid, or is an alias itself" in str(error)
+    with pytest.raises(InvalidWorkflow):
+        read_with_library(three, three.read_bytes(), Settings(), {})
 
 
 @pytest.mark.parametrize("text", ["alias_of: nowhere", "alias_of: one\nnodes: {}", "alias_of: [one]"])

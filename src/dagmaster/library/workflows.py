@@ -5,7 +5,7 @@ A file that is refused is listed with its problems, and the others are loaded.
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -29,6 +29,7 @@ class WorkflowLibrary:
     refused: tuple[InvalidWorkflow, ...] = ()
     max_inputs_bytes: int = 262_144  # of one submission
     allow_private_callbacks: bool = False
+    targets: Mapping[str, Workflow] = field(default_factory=dict)  # the workflows that an alias may name
 
     def get(self, workflow_id: str, *, suggested: Callable[[Workflow], bool] | None = None) -> Workflow:
         """The workflow. The error for an unknown name lists those that are `suggested`; without that, all of them."""
@@ -70,6 +71,7 @@ def load_library(settings: Settings, handlers: Mapping[str, Any], queues: Collec
         (*refused, *loaded.refused),
         settings.max_inputs_bytes,
         settings.allow_private_webhooks,
+        loaded.targets,
     )
 
 
@@ -79,11 +81,11 @@ def read_with_library(path: Path, text: bytes, settings: Settings, handlers: Map
     queues = settings.known_queues
     rules: dict[str, Any] = {"limits": limits_of(settings), "handlers": handlers, "queues": queues}
 
-    def find_workflows() -> dict[str, Workflow]:
-        library = load_library(settings, handlers, queues).workflows
-        return {**read_folder(path.absolute().parent, **rules).workflows, **library}
+    def find_targets() -> dict[str, Workflow]:
+        library = load_library(settings, handlers, queues).targets
+        return {**read_folder(path.absolute().parent, **rules).targets, **library}
 
-    return read_with_aliases(text, str(path), find_workflows, **rules)
+    return read_with_aliases(text, str(path), find_targets, **rules)
 
 
 def _files_of_packages() -> tuple[list[Path], list[InvalidWorkflow]]:

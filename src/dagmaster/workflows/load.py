@@ -67,11 +67,13 @@ _EXPECTED_VALUES = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The workflows that could be read, by workflow_id, and those that could not. `files` has the file of each one."""
+    """The workflows that could be read, by workflow_id, and those that could not. `files` has the file of each one,
+    `targets` those that an alias may name: the ones that are no aliases."""
 
     workflows: dict[str, Workflow] = field(default_factory=dict)
     refused: list[InvalidWorkflow] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    targets: dict[str, Workflow] = field(default_factory=dict)
 
 
 def shipped() -> list[FilePath]:
@@ -117,9 +119,10 @@ def read_all(
             _add(loaded, workflow, str(path))
         except InvalidWorkflow as error:
             loaded.refused.append(error)
+    loaded.targets.update(loaded.workflows)
     for alias, file in aliases:
         try:
-            _add(loaded, _resolve(alias, loaded.workflows, file), file)
+            _add(loaded, _resolve(alias, loaded.targets, file), file)
         except InvalidWorkflow as error:
             loaded.refused.append(error)
     return loaded
@@ -128,15 +131,15 @@ def read_all(
 def read_with_aliases(
     text: bytes,
     source: str,
-    find_workflows: Callable[[], Mapping[str, Workflow]],
+    find_targets: Callable[[], Mapping[str, Workflow]],
     *,
     limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
     queues: Collection[str] | None = None,
 ) -> Workflow:
-    """The workflow in a text, which may be an alias of one of the workflows that `find_workflows` returns."""
+    """The workflow in a text, which may be an alias of one of the workflows that `find_targets` returns."""
     if alias := _alias_in(text, limits or WorkflowLimits()):
-        return _resolve(alias, find_workflows(), source)
+        return _resolve(alias, find_targets(), source)
     return read(text, source, limits=limits, handlers=handlers, queues=queues)
 
 
@@ -155,7 +158,7 @@ def _resolve(alias: Alias, workflows: Mapping[str, Workflow], file: str) -> Work
     """A copy of the workflow that the alias names, under the alias's own id, name and description."""
     target = workflows.get(alias.alias_of)
     if target is None:
-        problem = f"`alias_of` names '{alias.alias_of}', which does not exist or is not valid"
+        problem = f"`alias_of` names '{alias.alias_of}', which does not exist, is not valid, or is an alias itself"
         raise InvalidWorkflow(file, [WorkflowProblem(problem + did_you_mean(alias.alias_of, workflows))])
     return target.model_copy(update=alias.model_dump(exclude={"alias_of"}, exclude_unset=True))
 
