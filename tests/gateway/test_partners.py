@@ -270,6 +270,16 @@ async def test_a_request_that_gets_no_connection_from_a_full_pool_is_reported_as
     assert {error.code for error in errors} == {"gateway.no-response", "gateway.no-orchestrator"}
 
 
+@pytest.mark.parametrize("role", ["orchestrator", "worker"])
+async def test_the_error_of_an_unavailable_server_names_its_role(role):
+    forwarder = Forwarder([], role=role)
+
+    with pytest.raises(Unavailable) as refused:
+        await forwarder.send(ForwardedRequest("GET", "/livez"))
+
+    assert refused.value.message == f"no {role} is available; the request was not carried out"
+
+
 @pytest.mark.requirement("G2")
 async def test_only_operators_and_administrators_reach_jobs_admin_and_proxy(kit: Kit, tmp_path):
     keys = {

@@ -98,7 +98,8 @@ async def _proxied(
     target: Literal["orchestrator", "worker"],
     path: Annotated[str, Path(max_length=2000, description="The path on the target, without its first slash")],
 ) -> Response:
-    """The request is forwarded unchanged, with the credentials of the caller, which the target verifies again."""
+    """Method, path, query and body are forwarded unchanged, with the credentials of the caller, which an orchestrator
+    verifies again."""
     forwarder = services.forwarder if target == "orchestrator" else services.workers
     forwarded = ForwardedRequest(
         request.method,

@@ -50,9 +50,12 @@ class ForwardedRequest:
 
 
 class Forwarder:
-    """Use as a context: it checks the addresses in the background."""
+    """Use as a context: it checks the addresses in the background. Errors name the `role` of the servers."""
 
-    def __init__(self, urls: Sequence[str], *, response_seconds: float = RESPONSE_SECONDS) -> None:
+    def __init__(
+        self, urls: Sequence[str], *, role: str = "orchestrator", response_seconds: float = RESPONSE_SECONDS
+    ) -> None:
+        self._role = role
         timeout = httpx2.Timeout(response_seconds, connect=CONNECT_SECONDS)
         self._response_seconds = response_seconds
         self._http = httpx2.AsyncClient(
@@ -95,12 +98,12 @@ class Forwarder:
                     break
         if was_sent:
             raise Unavailable(
-                "an orchestrator did not respond; it may have carried out the request",
+                f"the {self._role} did not respond; it may have carried out the request",
                 code="gateway.no-response",
-                hint="check the status before you repeat the request; repeating it with the same request id is safe",
+                hint="check the status before you repeat the request; a submission may be repeated with its request id",
             )
         raise Unavailable(
-            "no orchestrator can be reached; the request was not carried out",
+            f"no {self._role} is available; the request was not carried out",
             code="gateway.no-orchestrator",
             hint="try again later; reading the status still works",
         )

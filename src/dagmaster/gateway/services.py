@@ -86,7 +86,7 @@ class GatewayServices:
         settings = self.settings
         self.reads = GatewayReads(self.dsn)
         self.forwarder = Forwarder(settings.orchestrator_urls, response_seconds=settings.gateway_timeout_sec)
-        self.workers = Forwarder(settings.worker_urls, response_seconds=settings.gateway_timeout_sec)
+        self.workers = Forwarder(settings.worker_urls, role="worker", response_seconds=settings.gateway_timeout_sec)
         self.limit = RateLimit(
             settings.gateway_rate_per_second,
             settings.gateway_burst,
