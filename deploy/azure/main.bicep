@@ -34,7 +34,7 @@ param databaseDnsZoneId string
 param databaseSku string = 'Standard_D4ds_v5'
 param isHighlyAvailable bool = true
 
-@description('Send task ids through Service Bus instead of PostgreSQL.')
+@description('Announce tasks through Service Bus (TRANSPORT=servicebus) instead of notifications of PostgreSQL.')
 param usesServiceBus bool = false
 
 var queues = ['functionapp-tasks', 'container-tasks', 'dag-worker-tasks']

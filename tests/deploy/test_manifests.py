@@ -278,6 +278,16 @@ def test_containers_of_compose_are_restricted():
             assert port.startswith("127.0.0.1:"), name
 
 
+@pytest.mark.parametrize("name", ["orchestrator", "worker-light", "worker-raster"])
+def test_the_scratch_folder_of_compose_is_in_a_writable_volume(name):
+    """With an object store, large files and uploads are written there. The root file system is read-only."""
+    service = compose()["services"][name]
+
+    writable = [volume.split(":")[1] for volume in service["volumes"] if not volume.endswith(":ro")]
+    assert service["read_only"]
+    assert any(Path(service["environment"]["SCRATCH_FOLDER"]).is_relative_to(folder) for folder in writable)
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_has_a_pinned_base_and_runs_as_an_unprivileged_user(role):
     text = dockerfile(role).read_text()
