@@ -100,7 +100,9 @@ class Settings(BaseSettings):
         return init_settings, _Environment(settings_cls)
 
     run_mode: Literal["up", "orchestrator", "worker", "serving", "gateway"] = Field(
-        "up", description="Role of a container that is started without a subcommand"
+        "up",
+        description="Role of a container that is started without a subcommand; if it is not set, `dagmaster` prints "
+        "its help",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Messages below this level are not logged"
@@ -353,7 +355,8 @@ class Settings(BaseSettings):
     worker_poll_interval: Seconds = Field(
         2.0,
         description="Seconds between polls if no notification arrives; the actual interval is random, between half "
-        "of this value and the whole value. With TRANSPORT=servicebus the default is 10",
+        "of this value and the whole value. With TRANSPORT=servicebus the default is 10. A worker over HTTP uses at "
+        "least 120",
     )
     task_lease_sec: Seconds = Field(60.0, description="A running task whose lease is not renewed for this long is lost")
     lease_renew_sec: Seconds = Field(

@@ -94,7 +94,7 @@ def test_ctrl_c_while_the_demo_starts_removes_its_data(output):
     out, err = process.communicate(timeout=30)
 
     assert process.returncode == 130, err
-    assert out.index("stopping …") < out.index("stopped; the data of the demo was deleted")
+    assert out.index("stopping …") < out.index("stopped; the folder and the database of the demo were deleted")
     assert not alive(everything)
     assert not output.exists()
 

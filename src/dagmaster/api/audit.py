@@ -35,8 +35,9 @@ async def list_audit_events(
     after: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[AuditEntry]:
-    """Changes of assets, platforms and keys, direct commands, and changes of many jobs. Only for administrators. Events
-    are kept for `AUDIT_RETENTION_DAYS`."""
+    """Changes of assets, platforms, keys and the secrets of callbacks, sign-ins, finished uploads, repeated callbacks,
+    direct commands, and changes of many jobs. Only for administrators. Events are deleted after
+    `AUDIT_RETENTION_DAYS`."""
     rows = await services.assets.audit(
         limit=limit + 1, after=after, platform_id=platform_id, actor=actor, action=action
     )

@@ -112,7 +112,8 @@ def _schema(liveness: Liveness, expected: str) -> HealthCheck:
     if liveness.fingerprint == expected:
         return _check("schema", True, f"{expected}, as this software expects")
     detail = f"{liveness.fingerprint} is deployed, this software expects {expected}"
-    return _check("schema", False, detail, "run `dagmaster db migrate`")
+    hint = "if the database is older than this software, run `dagmaster db migrate`; if it is newer, update the process"
+    return _check("schema", False, detail, hint)
 
 
 def _loop(liveness: Liveness, orchestrator: Orchestrator, within_seconds: float) -> HealthCheck:

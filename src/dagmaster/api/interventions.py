@@ -38,9 +38,10 @@ async def cancel_job(
     intervention: Intervention | None = None,
     wait: Annotated[float, Query(ge=0, le=60, description="Seconds to wait for the end of the job")] = 2,
 ) -> CancelProgress:
-    """Waiting tasks do not start. Running handlers are informed within a second, and ended if they do not stop within
-    their grace period. A repeated request changes nothing and returns the progress, also after the job is cancelled.
-    For a job that has ended in another way, the response is a conflict."""
+    """Waiting tasks do not start. Running handlers are informed within a second (by workers over HTTP: within about
+    two seconds), and ended if they do not stop within their grace period. A repeated request changes nothing and
+    returns the progress, also after the job is cancelled. For a job that has ended in another way, the response is a
+    conflict."""
     intervention = intervention or Intervention()
     async with services.ledgers.acquire() as ledger:
         await cancel(ledger, job_id, by=caller.name, reason=intervention.reason)

@@ -36,7 +36,7 @@ async def filters_of(
         Query(
             max_length=MAX_WORDS_LENGTH,
             description="Only jobs with all of these words, or beginnings of words, in their id, workflow, submitter, "
-            "correlation id, inputs or error",
+            "correlation id, idempotency key, asset id, inputs or error",
         ),
     ] = None,
     created_after: Annotated[AwareDatetime | None, Query(description="Only jobs created at this time or later")] = None,

@@ -206,7 +206,8 @@ async def clear_asset(
     request: ClearRequest,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """The clearance decides who may see approved versions: only reviewers (`uncleared`), internal users (`ouo`), or
+    """The clearance decides who may see approved versions: only reviewers, operators and
+    administrators (`uncleared`), internal users (`ouo`), or
     everyone (`public`)."""
     level = Clearance(request.clearance_level)
     asset = await clear(services.assets, asset_id, level, caller=caller, reason=request.reason, if_match=if_match)
@@ -278,7 +279,8 @@ async def make_version_link(
     request: LinkRequest | None = None,
 ) -> SignedLink:
     """Anyone with the link may read this version without a key, until the link expires or the version is unpublished or
-    deleted. With `revision`, the link may be to a revision that is not served (a preview)."""
+    deleted. With `revision`, the link may be to a revision that is not served (a preview). Other links also stop
+    working when the asset becomes `uncleared`."""
     request = request or LinkRequest()
     return await make_link(
         services.assets,

@@ -75,7 +75,7 @@ def not_held(worker_id: UUID) -> NotFound:
     return NotFound(
         "this worker does not hold this task",
         code="worker.not-held",
-        hint="the lease has expired, or another worker holds the task",
+        hint="the lease has expired, another worker holds the task, or the task has ended",
         worker_id=str(worker_id),
     )
 

@@ -195,7 +195,12 @@ def _submitted(state: State, request: "Json") -> "Json":
         return state.client.submit_asset(request)
     except Unavailable as error:
         if error.code in UNANSWERED:
-            error.hint = "submit it again: the same data is not processed twice"
+            is_repeatable = request.get("request_id") or not request.get("force")
+            error.hint = (
+                "submit it again: the same data is not processed twice"
+                if is_repeatable
+                else "it is unknown whether the data was submitted; see `dagmaster assets ls`"
+            )
         raise
     except DagmasterError as error:
         if next_step := _NEXT_STEPS.get(error.code):

@@ -105,7 +105,7 @@ def demo(state: State, size: int, tile_size: int, output: Path, is_removal: bool
 
 def _end(output: Path, code: int) -> str:
     if code == INTERRUPTED:
-        return "stopped; the data of the demo was deleted"
+        return "stopped; the folder and the database of the demo were deleted"
     serve = f"\n  dagmaster up --data {output}\n"
     delete = f"and delete everything with:\n  dagmaster demo --output {output} --remove"
     if code:

@@ -76,7 +76,10 @@ def leave_to_platform(state: State, ingestion: Ingestion) -> int:
 def note_unapproved(state: State, ingestion: Ingestion) -> None:
     """Print how to approve the result of a job for which the command does not wait."""
     if not ingestion.is_to_review:
-        state.comment("the result is not approved automatically: run the same command again later, or review it with:")
+        option = " without --force" if ingestion.is_forced else ""
+        state.comment(
+            f"the result is not approved automatically: run the same command again later{option}, or review it with:"
+        )
     else:
         state.comment("when the job has completed, review the result with:")
     state.comment(f"  dagmaster assets show {ingestion.submitted.dataset_id}")

@@ -50,7 +50,8 @@ def _time_options(command: Callback) -> Callback:
     "-q",
     "q",
     metavar="WORDS",
-    help="Only jobs with all of these words, or beginnings of words, in their id, workflow, inputs, submitter or error",
+    help="Only jobs with all of these words, or beginnings of words, in their id, workflow, submitter, correlation id, "
+    "idempotency key, asset id, inputs or error",
 )
 @_time_options
 @click.option("--workflow", metavar="ID", shell_complete=complete_workflows, help="Only jobs of this workflow")

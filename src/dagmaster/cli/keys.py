@@ -111,7 +111,8 @@ def list_keys(state: State, *, with_revoked: bool, after: str | None, limit: int
 def rotate_key(
     state: State, *, key_id: str, overlap_hours: float, expires_days: float | None, reason: str | None
 ) -> None:
-    """Give a key a new secret, and print it. KEY_ID is the part after `dgm_`, as `keys ls` prints it."""
+    """Give a key a new secret, and print it. KEY_ID is the part of the key between `dgm_` and the next `_`; `keys ls`
+    prints it."""
     request = {"overlap_hours": overlap_hours, "expires_in_days": expires_days, "reason": reason}
     response = state.client.rotate_key(key_id, request)
     _print_created(state, response)

@@ -31,7 +31,7 @@ class LiveTable:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # Redrawn when the job changes, not by a timer.
+        # Redrawn by each call of `show`, not by a timer of rich.
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="ellipsis")
         self._live.start()
 

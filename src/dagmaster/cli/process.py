@@ -114,7 +114,7 @@ def process(
 
     Uses the platform running on this machine (`dagmaster up`), or starts one for this job. With --server (or
     DAGMASTER_URL) the files are uploaded to that platform; repeating the command continues an upload that was
-    interrupted. The exit code is 1 if a file is invalid or the job failed.
+    interrupted. The exit code is 1 if a file is invalid or the job did not complete.
 
     Ctrl-C ends the command with exit code 130, and the job continues. If the command started the platform, Ctrl-C also
     stops the platform, and the job continues when `dagmaster up` starts it again.

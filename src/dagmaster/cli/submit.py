@@ -30,7 +30,9 @@ _NOT_SERVED = (
 @priority_option
 @click.option("--correlation-id", help="Your own id for the job, up to 64 characters")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="Submit only once: the same key of the same caller returns the same job"
+    "--idempotency-key",
+    metavar="KEY",
+    help="Submit only once: without --force, the same key of the same caller returns the same job",
 )
 @click.option("--force", is_flag=True, help="Start a new job even if an identical submission was sent before")
 @click.option("--resume", is_flag=True, help="If an identical submission was sent before and failed, resume its job")
@@ -131,7 +133,7 @@ def submitted(state: State, submission: dict[str, Any], *, force: bool, resume: 
         return state.client.submit(submission, force=force, resume=resume)
     except Unavailable as error:
         if error.code in UNANSWERED:
-            error.hint = f"{unknown}; with --idempotency-key it is safe to submit it again"
+            error.hint = unknown if force else f"{unknown}; with --idempotency-key it is safe to submit it again"
         raise
     except KeyboardInterrupt:
         end_the_line()

@@ -139,8 +139,8 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     ) -> SubmissionResult:
         """Create a job of a workflow, or of the YAML text in `definition`. Inputs are checked before the job exists.
 
-        The same idempotency key always returns the same job. An identical submission of an idempotent workflow returns
-        its earlier job, unless `force` starts a new one; `resume` continues an earlier job that failed.
+        The same idempotency key returns the same job, and an identical submission of an idempotent workflow returns its
+        earlier job, unless `force` starts a new one; `resume` continues an earlier job that failed.
         """
         submission = {
             "workflow_id": workflow_id,
@@ -176,7 +176,8 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
         limit: int | None = None,
     ) -> AsyncIterator[JobSummary]:
         """Jobs, newest first. More pages are requested as they are needed. `search` are words that all occur in the
-        job's id, workflow, submitter, correlation id, inputs or error; the beginning of a word is enough."""
+        job's id, workflow, submitter, correlation id, idempotency key, asset id, inputs or error; the beginning of a
+        word is enough."""
         filters: dict[str, Any] = {
             "q": search,
             "workflow_id": workflow_id,

@@ -71,7 +71,8 @@ class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, 
     # Jobs
 
     async def submit(self, submission: Json, *, force: bool = False, resume: bool = False) -> Json:
-        """Create a job. With an idempotency key the request may be repeated: the platform returns the same job."""
+        """Create a job. With an idempotency key and without `force` the request may be repeated: the platform returns
+        the same job."""
         is_repeatable = bool(submission.get("idempotency_key")) and not force
         params = {"force": force, "resume": resume}
         return await self.connection.object(

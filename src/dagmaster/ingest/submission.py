@@ -102,7 +102,11 @@ def _submit(client: JsonClient, ingestion: Ingestion) -> None:
         response = client.submit_asset(ingestion.request())
     except Unavailable as error:
         if error.code in UNANSWERED:
-            error.hint = "run the same command again: data that was already submitted is not processed twice"
+            error.hint = (
+                f"it is unknown whether the data was submitted; see `dagmaster assets show {ingestion.dataset}`"
+                if ingestion.is_forced
+                else "run the same command again: data that was already submitted is not processed twice"
+            )
         raise
     except Conflict as error:
         if error.code == "version.unresolved":

@@ -4,8 +4,8 @@
     the durations of past runs of the node   ──▶ their median     ──┴─▶ seconds until a node ends
     the longest path through the nodes that have not ended          ──▶ seconds until a stage or the job ends
 
-An estimate is a finite number of at least 0, or None. It is None for a node without past runs, for one that already
-takes longer than usual, and for one that waits for such a node.
+An estimate is a finite number of at least 0, or None. Without a rate so far, it is None for a node that has no past
+runs or already takes longer than usual, and then also for the nodes that wait for that node.
 """
 
 import math

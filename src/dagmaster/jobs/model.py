@@ -159,8 +159,8 @@ class Job(Record):
 
 
 class JobWords(Record):
-    """The search words of a job: those of its id, workflow, submitter, correlation id, inputs and error. Triggers on
-    `dag_jobs` write them."""
+    """The search words of a job: those of its id, workflow, submitter, correlation id, idempotency key, asset id,
+    inputs and error. Triggers on `dag_jobs` write them."""
 
     table: ClassVar[Table] = Table(
         "dag_job_search",

@@ -576,7 +576,8 @@ class _Decision:
     # Ending
 
     def _wind_down(self) -> None:
-        """A critical node has failed: dispatch no task. Once no task is left, close the nodes that never ran."""
+        """A critical node has failed, or the job is stopping: dispatch no task. Once no task is left, close the nodes
+        that never ran."""
         for node_id, state in list(self.draft.view.nodes.items()):
             if state.status is NodeStatus.READY:
                 self.draft.cancel(node_id, self._cancel_reason)

@@ -1,8 +1,9 @@
 """What runs again when a job that has ended is resumed, or a part of it is retried.
 
-A resume runs nodes again that failed, were cancelled, or were skipped because of that; completed nodes stay. Failed
-children of a fan_out run again if their results are still needed: no node that reads them has completed without them,
-and either more children failed than are tolerated or a node that reads them runs again.
+A resume runs nodes again that failed, were cancelled, or were skipped because of that; completed nodes stay, and so
+does a failed optional node if a node after it has started. Failed children of a fan_out run again if their results are
+still needed: no node that reads them has completed without them, and either more children failed than are tolerated or
+a node that reads them runs again.
 
 A retry runs the named nodes and everything downstream of them. A fan_out among them reads its source again, so it may
 have other children than before. Checkpoints are deleted, because the inputs of a node may have changed; a resume uses

@@ -82,7 +82,7 @@ class Idle(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn(_NodeUpdate):
-    """A queued task was withdrawn because its job is failing."""
+    """A queued task was withdrawn because its job is failing or stopping."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How a dataset is rendered by default: from the catalogue's `renders`, else from the statistics of its bands."""
+"""How a dataset is rendered by default: from the catalogue's `renders`; other bands, from their statistics."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

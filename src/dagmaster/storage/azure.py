@@ -1,8 +1,8 @@
 """Zones in containers of an Azure storage account.
 
-A small object is one request (Put Blob). A large one is a list of blocks that one request commits (Put Block List); if
-the object must be new, that request has the condition `If-None-Match: *`. Blocks have names of their own for each
-upload, so two writers never mix their blocks. Azure removes uncommitted blocks after a week.
+A small object is one request (Put Blob). A large one is a list of blocks that one request commits (Put Block List). If
+the object must be new, the put or the commit has the condition `If-None-Match: *`. Blocks have names of their own for
+each upload, so two writers never mix their blocks. Azure removes uncommitted blocks after a week.
 """
 
 import base64

@@ -24,7 +24,7 @@ _MAX_REDIRECTS = 5
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
 _CHUNK_BYTES = 2**20
 _MAX_NAME_BYTES = 200
-_PRIVATE_HINT = "set ALLOW_PRIVATE_SOURCES=true if it is a server of your own network"
+_PRIVATE_HINT = "for a server of your own network, use `dagmaster process` with ALLOW_PRIVATE_SOURCES=true"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 OnProgress = Callable[[int, int | None], None]
@@ -99,7 +99,7 @@ def _refusal(response: httpx2.Response) -> NotFound | NotAllowed | Unavailable:
         case HTTPStatus.NOT_FOUND | HTTPStatus.GONE:
             return NotFound("the server has no such file", code="source.not-found")
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
-            hint = "download the file yourself, and pass its path"
+            hint = "download the file yourself, and submit it"
             return NotAllowed("the server denies access to the file", code="source.forbidden", hint=hint)
         case status:
             return Unavailable(f"the server responded with status {status}", code="source.refused", status=status)
@@ -117,7 +117,7 @@ def _too_large(rules: DownloadRules) -> InvalidRequest:
     return InvalidRequest(
         f"it is larger than {rules.limit_bytes / 1e6:,.0f} MB",
         code="source.too-large",
-        hint="raise MAX_DOWNLOAD_MB, or download the file yourself, and pass its path",
+        hint="raise MAX_DOWNLOAD_MB, or download the file yourself, and submit it",
     )
 
 
@@ -153,7 +153,7 @@ def _translated(url: str) -> Iterator[None]:
         raise Unavailable(
             f"{shown} cannot be downloaded: {error or type(error).__name__}",
             code="source.unreachable",
-            hint="try again, or download the file yourself, and pass its path",
+            hint="try again, or download the file yourself, and submit it",
         ) from None
     except httpx2.InvalidURL:
         raise InvalidRequest(f"{shown} is not a valid URL", code="source.bad-address") from None

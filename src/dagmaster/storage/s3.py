@@ -1,9 +1,9 @@
 """Zones in buckets of S3, or of a store that is compatible with S3.
 
-A small object is one conditional put, through obstore. A large one is uploaded in parts, through botocore, and
-committed by a request with the condition `If-None-Match: *` if it must be new. Credentials are a key pair of the
-settings, or those that botocore finds in the usual places: environment, profile, web identity, role of the container
-or the machine. botocore also renews them.
+A small object is one put, through obstore. A large one is uploaded in parts, through botocore, and committed by one
+request. If the object must be new, the put or the commit has the condition `If-None-Match: *`. Credentials are a key
+pair of the settings, or those that botocore finds in the usual places: environment, profile, web identity, role of the
+container or the machine. botocore also renews them.
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""How many requests a caller may send: a token bucket for each key, and one for each address without a key."""
+"""How many requests a caller may send: a token bucket for each caller, and one for each address without credentials."""
 
 import time
 from collections import OrderedDict

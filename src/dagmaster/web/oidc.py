@@ -158,7 +158,10 @@ class OidcSignIn:
             raise self._unavailable(ValueError(f"status {status}"))
         if status != 200:
             _log.warning("the OIDC issuer refused a code", status=status, error=str(tokens.get("error"))[:64])
-            raise _refused("the issuer refused the code of the sign-in: it was used before, or has expired")
+            raise _refused(
+                "the issuer refused the code of the sign-in: it was used before or has expired, "
+                "or OIDC_CLIENT_SECRET is wrong"
+            )
         return tokens
 
     async def _current_endpoints(self) -> _Endpoints:

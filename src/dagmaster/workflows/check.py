@@ -192,7 +192,8 @@ def _starts(case: Case) -> Iterator[WorkflowProblem]:
     for start in starts:
         if case.edges[start] or case.workflow.nodes[start].depends_on:
             before = ", ".join(f"'{node_id}'" for node_id in case.edges[start])
-            detail = f": {before} leads to it" if before else "; remove depends_on"
+            verb = "leads" if len(case.edges[start]) == 1 else "lead"
+            detail = f": {before} {verb} to it" if before else "; remove depends_on"
             yield case.problem(
                 f"a start node cannot have dependencies{detail}",
                 *("nodes", start, "depends_on"),

@@ -1,8 +1,8 @@
 """What the janitor reads and writes.
 
 Each rule runs in a short transaction of its own: it takes an advisory lock (a second janitor skips the rule), reads,
-and writes the action and its log row in one statement, only where the rows are still as they were read. A dry run does
-the same and rolls back.
+acts only where the rows are still as they were read, and writes a row for each action. A dry run ends no session and
+deletes no file, and rolls back everything else.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence

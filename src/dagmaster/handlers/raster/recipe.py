@@ -1,7 +1,7 @@
 """The recipe of an edition: all options that decide the bytes of its objects, stored with the edition.
 
-An edition is made with one recipe. As soon as it has an object, a job with another recipe is refused before it does any
-work.
+An edition is made with one recipe. As soon as it has an object, a job with another recipe is refused before it writes
+any output.
 """
 
 from typing import Any

@@ -15,8 +15,9 @@ data, but has no mean, and is counted in `infinite`.
 
 Exact: count, minimum, maximum, valid percent, and mean and deviation to the precision of 64-bit floats. Percentiles are
 exact if every integer between minimum and maximum has a bin (a range of 65,536 values), otherwise they are accurate to
-the width of a bin, which is `percentile_error` and at most 1/32,768 of the range. In the histogram, values closer than
-that to an edge between two buckets may be counted in the other one.
+the width of a bin, which is `percentile_error` and at most 1/32,768 of the range, unless the range is tiny compared
+with the values. In the histogram, values closer than that to an edge between two buckets may be counted in the other
+one.
 """
 
 import base64
