@@ -106,7 +106,7 @@ def test_an_entry_point_without_a_target_is_reported(site):
     assert len(installed().refused) == 1
     assert "no_such_package" in refused[0]
     assert "worse_package" in refused[1]
-    assert "no .yaml files" in refused[1]
+    assert "no .yaml or .yml files" in refused[1]
 
 
 def test_only_the_handlers_whose_name_is_taken_are_refused(site):
