@@ -126,6 +126,26 @@ async def test_stats_and_health_report_the_state_of_the_platform(database):
     assert ready["is_ready"]
 
 
+@pytest.mark.requirement("O1", "D4")
+@pytest.mark.parametrize(
+    ("change", "detail"),
+    [
+        ("UPDATE dagapp.schema_info SET software_version = '99.1'", "it has all columns that this software needs"),
+        ("ALTER TABLE dagapp.dag_jobs ADD COLUMN of_the_next_release text", "it has all columns"),
+        ("ALTER TABLE dagapp.dag_jobs DROP COLUMN correlation_id CASCADE", "it lacks dag_jobs.correlation_id"),
+    ],
+)
+async def test_an_instance_is_ready_on_another_schema_that_has_its_columns(database, change, detail):
+    async with engine(database, orphan_threshold_sec=60.0) as running, api(database, running) as client:
+        await running.rows("UPDATE dagapp.schema_info SET fingerprint = 'of another release'")
+        await running.rows(change)
+        ready = await client.get("/readyz")
+
+    (schema,) = (check for check in ready.json()["checks"] if check["name"] == "schema")
+    assert detail in schema["detail"]
+    assert ready.status_code == (503 if "lacks" in detail else 200)
+
+
 @pytest.mark.requirement("O1")
 async def test_an_instance_whose_loop_has_ended_is_not_ready(database):
     async with engine(database, verify_history=False) as running, api(database, running) as client:

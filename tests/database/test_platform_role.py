@@ -165,3 +165,17 @@ def test_neither_objects_nor_arguments_of_a_caller_take_effect(database: Databas
         dropped = connection.execute("SELECT dagapp.drop_event_partition('infinity')").fetchone()
 
     assert (early, none, created, dropped) == ((None,), (None,), (1,), (min(before),))
+
+
+def test_a_role_that_was_granted_tables_by_hand_can_still_maintain_partitions_after_an_upgrade(database: Database):
+    """Before these functions ran as the owner, every role could call them."""
+    with psycopg.connect(database.owner, autocommit=True) as connection:
+        connection.execute("GRANT USAGE ON SCHEMA dagapp TO schema_other")
+        connection.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA dagapp TO schema_other")
+        connection.execute("UPDATE dagapp.schema_info SET fingerprint = 'of an earlier release'")
+
+    deploy.deploy(database.owner)
+
+    with psycopg.connect(at(database.other, FUTURE), autocommit=True) as connection:
+        created = connection.execute("SELECT dagapp.ensure_event_partitions()").fetchone()
+    assert created == (3,)

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from functools import cache
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -15,6 +14,7 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import Health, HealthCheck, ProcessLiveness, ReadinessReport
 from dagmaster.database.reads.installation import Liveness
+from dagmaster.database.schema.expected import expected_columns, expected_fingerprint
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.web.authentication import needs, requires
@@ -24,6 +24,7 @@ probes = APIRouter(tags=["health"])
 Anyone = Annotated[Caller, Depends(needs(Permission.ANYONE))]
 
 TIMEOUT_SECONDS = 3.0
+_SHOWN = 5
 
 
 @probes.get(
@@ -81,10 +82,9 @@ async def _health(services: ApiServices) -> Health:
     seconds = round(time.monotonic() - begun, 4)
     if liveness is None:
         return _unhealthy("schema", "the schema was never deployed completely", "run `dagmaster db deploy`")
-    expected = await asyncio.to_thread(_fingerprint)
     checks = [
         _check("database", True, f"responds in {seconds * 1000:.0f} ms"),
-        _schema(liveness, expected),
+        await _schema(services, liveness.fingerprint),
         *([_loop(liveness, services.orchestrator, services.alive_within)] if services.orchestrator else []),
     ]
     return Health(
@@ -97,23 +97,27 @@ async def _health(services: ApiServices) -> Health:
     )
 
 
-@cache
-def _fingerprint() -> str:
-    from dagmaster.database.schema import deploy
-
-    return deploy.fingerprint()
-
-
 def _check(name: str, is_ok: bool, detail: str, hint: str | None = None) -> HealthCheck:
     return HealthCheck(name=name, is_ok=is_ok, detail=detail, hint=hint)
 
 
-def _schema(liveness: Liveness, expected: str) -> HealthCheck:
-    if liveness.fingerprint == expected:
+async def _schema(services: ApiServices, deployed: str) -> HealthCheck:
+    """A schema of another version is sufficient if it has every column of this one: during an upgrade, and after going
+    back, processes use the schema of a newer release."""
+    expected = expected_fingerprint()
+    if deployed == expected:
         return _check("schema", True, f"{expected}, as this software expects")
-    detail = f"{liveness.fingerprint} is deployed, this software expects {expected}"
-    hint = "if the database is older than this software, run `dagmaster db migrate`; if it is newer, update the process"
-    return _check("schema", False, detail, hint)
+    detail = f"{deployed} is deployed, this software expects {expected}"
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            missing = sorted(expected_columns() - await services.reads.columns())
+    except (TimeoutError, DagmasterError) as error:
+        return _check("schema", False, f"{detail}; its columns cannot be read: {error or 'no response in time'}")
+    if not missing:
+        return _check("schema", True, f"{detail}; it has all columns that this software needs")
+    listed = ", ".join(f"{table}.{name}" for table, name in missing[:_SHOWN])
+    more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+    return _check("schema", False, f"{detail}; it lacks {listed}{more}", "run `dagmaster db migrate`")
 
 
 def _loop(liveness: Liveness, orchestrator: Orchestrator, within_seconds: float) -> HealthCheck:

@@ -39,6 +39,7 @@ SWEEP_SECONDS = 0.2  # the shortest time between two sweeps for pending work, ho
 SWEEP_SHARE = 0.05  # sweeps take at most this share of the time, but there is one at every poll
 COUNT_SECONDS = 10.0  # how often an instance without jobs checks in the database whether it owns some
 MAINTENANCE_SECONDS = 3600.0
+MAINTENANCE_RETRY_SECONDS = 60.0  # after a failure, which ends the iteration
 FEW_JOBS = 16  # up to this many jobs are opened without asking first which of them have reports
 _log = log.get("orchestrator")
 
@@ -210,9 +211,10 @@ class Orchestrator(JobAdvancing):
         self._dirty = (self._dirty | overdue) - released
 
     async def _maintain(self) -> None:
-        if self._now() >= self._next_maintenance:
+        if (now := self._now()) >= self._next_maintenance:
+            self._next_maintenance = now + MAINTENANCE_RETRY_SECONDS
             await self.ledger.maintain()
-            self._next_maintenance = self._now() + MAINTENANCE_SECONDS
+            self._next_maintenance = now + MAINTENANCE_SECONDS
 
     def _is_sweep_due(self) -> bool:
         now = self._now()

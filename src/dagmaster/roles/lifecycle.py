@@ -16,7 +16,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from importlib import resources
 from typing import Protocol
 
 from dagmaster import __version__, faults
@@ -81,6 +80,7 @@ def traced(settings: Settings, role: str) -> Iterator[None]:
 async def _compare_schema(dsn: str, name: str) -> None:
     """Log a warning if the schema of the database is not that of this software."""
     from dagmaster.database.reads.installation import InstallationReads
+    from dagmaster.database.schema.expected import expected_fingerprint
 
     try:
         async with InstallationReads(dsn, name) as reads:
@@ -88,7 +88,7 @@ async def _compare_schema(dsn: str, name: str) -> None:
     except Exception as error:  # a diagnosis must not end the role
         log.failure(log.get(name), "the schema of the database could not be compared", error)
         return
-    needed = _needed_schema()
+    needed = expected_fingerprint()
     if deployed is not None and deployed["fingerprint"] == needed:
         return
     log.get(name).warning(
@@ -102,11 +102,6 @@ async def _compare_schema(dsn: str, name: str) -> None:
         hint="if the database is older than this software, run `dagmaster db migrate`; if it is newer, update this "
         "process. `dagmaster db status` lists the differences",
     )
-
-
-def _needed_schema() -> str:
-    """The schema's fingerprint, from a file: computing it would load SQLAlchemy, more than 20 MB, into every role."""
-    return resources.files("dagmaster.database.schema").joinpath("fingerprint.txt").read_text().strip()
 
 
 async def end_leftover_tasks(name: str) -> None:

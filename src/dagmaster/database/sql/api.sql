@@ -613,6 +613,17 @@ SELECT i.fingerprint, current_database() AS database,
          WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)) AS live_workers
   FROM dagapp.schema_info i;
 
+-- name: deployed_columns
+-- The columns of the deployed tables, with which a process compares those that it needs.
+SELECT c.relname::text AS table_name, a.attname::text AS column_name
+  FROM pg_class c
+  JOIN pg_attribute a ON a.attrelid = c.oid
+ WHERE c.relnamespace = to_regnamespace('dagapp')
+   AND c.relkind IN ('r', 'p')
+   AND NOT c.relispartition
+   AND a.attnum > 0
+   AND NOT a.attisdropped;
+
 -- name: api_database_name
 -- The name that confirms a destructive operation.
 SELECT current_database() AS database;

@@ -61,3 +61,21 @@ END
 $$;
 
 REVOKE EXECUTE ON FUNCTION dagapp.drop_event_partition FROM PUBLIC;
+
+-- Orchestrators call both functions. Their role is one that may insert events, if it is not the owner.
+DO $$
+DECLARE
+    platform regrole;
+BEGIN
+    FOR platform IN
+        SELECT DISTINCT a.grantee::regrole
+          FROM pg_class c
+         CROSS JOIN LATERAL aclexplode(c.relacl) AS a
+         WHERE c.oid = 'dagapp.dag_job_events'::regclass
+           AND a.privilege_type = 'INSERT'
+           AND a.grantee NOT IN (0, c.relowner)
+    LOOP
+        EXECUTE format('GRANT EXECUTE ON FUNCTION dagapp.ensure_event_partitions, dagapp.drop_event_partition TO %s', platform);
+    END LOOP;
+END
+$$;
