@@ -168,7 +168,10 @@ def _literal(value: Any) -> str:
 
 
 def _plural(kind: str) -> str:
-    """The plural of a type in words, such as `object with …`; links and values stay as they are."""
+    """The plural of a type in words, such as `object with …`; links and values stay as they are, and alternatives get
+    parentheses."""
+    if " or " in kind:
+        return f"({kind})"
     return re.sub(r"^(\w+)(?=[ ,]|$)", r"\1s", kind)
 
 

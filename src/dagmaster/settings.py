@@ -128,7 +128,7 @@ class Settings(BaseSettings):
         100,
         ge=0,
         le=100_000,
-        description="Maximum number of children of a fan_out, and of steps of a job, that are traced",
+        description="Maximum number of children of a fan_out that are traced, and of spans `advance job` of one job",
     )
 
     database_url: str | None = Field(
@@ -520,8 +520,8 @@ class Settings(BaseSettings):
     legacy_url: str | None = Field(
         None,
         max_length=512,
-        description="http(s)://… of the old system, to which some requests of the old API are forwarded; by default "
-        "nothing is forwarded",
+        description="http(s)://… of the old system, which this platform replaces; some requests of the old API are "
+        "forwarded to it, by default none",
     )
     legacy_key: str | None = Field(
         None, repr=False, description="Function key of the old system, sent to it as x-functions-key; never logged"

@@ -2,8 +2,9 @@
 
     dgl1.<key id>.<asset id>.<ordinal>.<revision, or 0>.<d or p>.<expiry, Unix seconds>.<HMAC-SHA-256, base64url>
 
-`p` is a preview of a revision that need not be approved; it always names the revision. Programs that cannot send a
-header (QGIS, browsers) use such links. Nothing is stored: what a token may read is decided at each request.
+`d` gives access to published data. `p` gives access to a preview of a revision, which need not be approved; such a
+token always names the revision. Programs that cannot send a header (QGIS, browsers) use signed links. Nothing is
+stored: what a token may read is decided at each request.
 """
 
 import base64

@@ -35,7 +35,7 @@ async def list_audit_events(
     after: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="`next` of the previous page")] = None,
     limit: Limit = 50,
 ) -> Page[AuditEntry]:
-    """Changes of assets, platforms, keys and the secrets of callbacks, sign-ins, finished uploads, repeated callbacks,
+    """Changes of assets, platforms, keys and the secrets of callbacks; sign-ins, finished uploads, repeated callbacks,
     direct commands, and changes of many jobs. Only for administrators. Events are deleted after
     `AUDIT_RETENTION_DAYS`."""
     rows = await services.assets.audit(

@@ -43,7 +43,7 @@ def own_platform_of(caller: Caller) -> str | None:
 
 
 def require_visible_platform(caller: Caller, platform_id: str) -> None:
-    """A b2b key sees only its own platform: for others the error is that they do not exist."""
+    """A b2b key sees only its own platform. For other platforms, the error says that they do not exist."""
     if own_platform_of(caller) not in (None, platform_id):
         raise no_such_platform(platform_id)
 

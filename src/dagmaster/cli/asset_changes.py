@@ -58,8 +58,8 @@ class SeenAsset:
         return self._state.confirm(f"{verb} {self.name_of(version)}{versions_text}?")
 
     def version_to_decide(self, verb: str) -> int:
-        """The version that waits for review. If none waits and none is processing: for `approve`, the one that was
-        rejected or unpublished."""
+        """The version that waits for review; or else one that is being processed; or else, for `approve`, one that was
+        rejected or unpublished; or else one that has failed."""
         candidates = self._versions_to_decide(verb)
         if len(candidates) == 1:
             return candidates[0].version_ordinal
@@ -73,7 +73,8 @@ class SeenAsset:
         )
 
     def _versions_to_decide(self, verb: str) -> list[VersionInfo]:
-        """Of a version that is processing or has failed, the API says what is wrong."""
+        """The candidates. A version that is being processed or has failed is one too: the API refuses the decision and
+        gives the reason."""
         versions = self._existing_versions
         waiting = [version for version in versions if _is_to_review(version)]
         active = [version for version in versions if version.processing_state in ("queued", "processing")]

@@ -27,16 +27,16 @@ from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 
 T = TypeVar("T")
-POOL_SIZE: Final = 4  # connections; there are as many for keys and requests
+POOL_SIZE: Final = 4  # connections; those for keys and requests are not included
 STATEMENT_SECONDS: Final = 5.0
 
 
 class GatewayReads:
     """Use as a context. The database need not be available at its start.
 
-    Keys and requests, which every poll reads, have connections that keep one generic plan for each statement. By
-    default, PostgreSQL would plan `gateway_request` again for each poll, which takes longer than executing it: the
-    generic plan assumes an array of ten ids, so a custom plan for two ids always seems cheaper.
+    Keys and requests, which every poll reads, are read over separate connections, which keep one generic plan for each
+    statement. By default, PostgreSQL would plan `gateway_request` again for each poll, which takes longer than
+    executing it: the generic plan assumes an array of ten ids, so a custom plan for two ids always seems cheaper.
     """
 
     def __init__(self, dsn: str, size: int = POOL_SIZE) -> None:

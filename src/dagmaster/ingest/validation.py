@@ -1,4 +1,4 @@
-"""Validate files before they are copied: each in an isolated process, all at the same time."""
+"""Validate files before they are copied: each in an isolated process, at most one per processor at a time."""
 
 import os
 from collections.abc import Sequence

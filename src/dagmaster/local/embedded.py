@@ -7,8 +7,9 @@
     <folder>/pg_hba.conf  every role needs its password, so that the gateway's role cannot become the superuser
     <socket folder>       short, because socket paths are limited to 107 bytes; 0700
 
-As root the folder is /var/lib/dagmaster/<id> and the server runs as an unprivileged user, because it refuses root and
-because that user often cannot enter the data folder. The permissions of existing folders are never changed.
+If root starts the server, it runs as an unprivileged user, because PostgreSQL refuses to run as root. The folder is
+then /var/lib/dagmaster/<id>, because that user often cannot enter the data folder. The permissions of existing folders
+are never changed.
 """
 
 import contextlib
@@ -141,7 +142,10 @@ class Cluster:
             raise
 
     def launch(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Start the server with an empty database. `meanwhile` is called during initdb and during the start."""
+        """Start the server, and create the database if it does not exist.
+
+        `meanwhile` is called during initdb and during the start.
+        """
         if threading.current_thread() is not threading.main_thread():
             # The kernel sends the death signal when the forking thread ends, not the process.
             raise RuntimeError("a cluster must be started from the main thread")

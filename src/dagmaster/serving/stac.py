@@ -499,7 +499,8 @@ async def _connection(pool: asyncpg.Pool) -> AsyncIterator[Any]:
 
 
 def _not_connected(pool: asyncpg.Pool) -> Unavailable:
-    if pool.get_size() < _MAX_CONNECTIONS:  # the time limit of opening a connection
+    # The pool was allowed to open another connection: it has waited for the database, not for other searches.
+    if pool.get_size() < _MAX_CONNECTIONS:
         return Unavailable("the database is not available", code="database.unavailable")
     message = f"the server is busy with other searches: none ended within {WAIT_SECONDS:g} s"
     return Unavailable(message, code="serving.busy", hint="repeat the request later")

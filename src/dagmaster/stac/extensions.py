@@ -137,8 +137,8 @@ def _grid_agrees(where: str, shape: list[int], transform: list[float], bbox: lis
     rows, columns = shape
     corners = [(a * x + b * y + c, d * x + e * y + f) for x in (0, columns) for y in (0, rows)]
     xs, ys = [corner[0] for corner in corners], [corner[1] for corner in corners]
-    slack = 1e-6 * max(abs(edge) for edge in bbox) + 1e-9
-    if any(abs(one - other) > slack for one, other in zip(bbox, (min(xs), min(ys), max(xs), max(ys)), strict=True)):
+    tolerance = 1e-6 * max(abs(edge) for edge in bbox) + 1e-9
+    if any(abs(one - other) > tolerance for one, other in zip(bbox, (min(xs), min(ys), max(xs), max(ys)), strict=True)):
         yield f"{where}.proj:bbox", "it does not agree with `proj:shape` and `proj:transform`"
     if len(transform) == 9 and list(transform[6:]) != [0, 0, 1]:
         yield f"{where}.proj:transform", "its last row must be 0, 0, 1"
@@ -210,10 +210,10 @@ def _statistics_problems(statistics: Json, band: Json) -> Iterator[str]:
     assert high is not None
     assert mean is not None
     assert deviation is not None
-    slack = 1e-6 * max(abs(low), abs(high), 1e-6)
-    if not low - slack <= mean <= high + slack:
+    tolerance = 1e-6 * max(abs(low), abs(high), 1e-6)
+    if not low - tolerance <= mean <= high + tolerance:
         yield "the mean is not between minimum and maximum"
-    if not 0 <= deviation <= (high - low) / 2 + slack:
+    if not 0 <= deviation <= (high - low) / 2 + tolerance:
         yield "the standard deviation cannot be more than half the range"
     if band.get("nodata") in (low, high):
         yield "minimum or maximum is the nodata value: nodata was counted as data"

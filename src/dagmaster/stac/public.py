@@ -90,15 +90,15 @@ def why_internal(href: str) -> str | None:
 
 def public(href: str) -> str:
     """The URL, if it may be published."""
-    return _unless(why_not_public(href), href)
+    return _checked_href(href, why_not_public(href))
 
 
 def linked(href: str) -> str:
     """The href, if a document may have it."""
-    return _unless(why_not_linked(href), href)
+    return _checked_href(href, why_not_linked(href))
 
 
-def _unless(reason: str | None, href: str) -> str:
+def _checked_href(href: str, reason: str | None) -> str:
     if reason:
         raise InvalidRequest(
             f"a URL cannot be published: {reason}", code="stac.href-not-public", hint="pass the public URL"

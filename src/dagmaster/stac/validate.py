@@ -373,15 +373,15 @@ def _ring_problems(ring: Sequence[Sequence[float]], *, is_hole: bool) -> Iterato
     if any(
         abs(one[0] - other[0]) > 180 and abs(one[1]) < 89.9 and abs(other[1]) < 89.9 for one, other in pairwise(ring)
     ):
-        yield from _unless_along_a_parallel(ring)
+        yield from _antimeridian_problems(ring)
     if (_signed_area(ring) < 0) != is_hole:
         yield "a ring has the wrong direction: exteriors must be anticlockwise, holes clockwise"
 
 
-def _unless_along_a_parallel(ring: Sequence[Sequence[float]]) -> Iterator[str]:
+def _antimeridian_problems(ring: Sequence[Sequence[float]]) -> Iterator[str]:
     """An edge may run along half the globe only as the straight side of a very wide box."""
-    wide = [(one, other) for one, other in pairwise(ring) if abs(one[0] - other[0]) > 180]
-    if any(abs(one[1] - other[1]) > 1e-6 for one, other in wide):
+    long_edges = [(one, other) for one, other in pairwise(ring) if abs(one[0] - other[0]) > 180]
+    if any(abs(one[1] - other[1]) > 1e-6 for one, other in long_edges):
         yield "an edge crosses the antimeridian: split the geometry there"
 
 

@@ -21,8 +21,8 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-lengt
 class TimedProtocol(H11Protocol):
     """Closes connections whose request is sent too slowly, or not at all: uvicorn waits for them without a limit.
 
-    The time of the head begins with the connection, or with the first byte of a later request; the time of the body
-    begins after the head. Between requests, uvicorn's keep-alive timeout applies.
+    The timeout of the head starts with the connection, or with the first byte of a later request; the timeout of the
+    body starts after the head. Between requests, uvicorn's keep-alive timeout applies.
     """
 
     head_seconds: ClassVar[float] = 10.0

@@ -21,8 +21,8 @@ class ListedAsset(AssetSummary):
 
     states: list[Extensible[ListedState]] = Field(
         [],
-        description="`published` is approved and cleared, `approved` is not cleared yet; `failed` and `rejected` are "
-        "states of the newest version",
+        description="`published`: approved and cleared; `approved`: approved, but not cleared yet; `failed` and "
+        "`rejected`: states of the newest version",
     )
     bbox: list[float] | None = Field(
         None, description="Bounds (west, south, east, north) of the newest version that the caller can see"
