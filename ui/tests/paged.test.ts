@@ -3,14 +3,14 @@ import { type LoadedPage, type Page, reloadPages } from "../src/paged";
 
 /** A list of numbers in pages of three; the cursor is the last item of a page. */
 function listOf(items: number[]) {
-  const asked: (string | undefined)[] = [];
+  const requested: (string | undefined)[] = [];
   const load = async (after: string | undefined): Promise<Page<number>> => {
-    asked.push(after);
+    requested.push(after);
     const start = after === undefined ? 0 : items.indexOf(Number(after)) + 1;
     const page = items.slice(start, start + 3);
     return { items: page, next: start + 3 < items.length ? String(page.at(-1)) : null };
   };
-  return { load, asked };
+  return { load, requested };
 }
 
 const numbers = (from: number, to: number) => Array.from({ length: to - from }, (_, place) => from + place);
@@ -52,11 +52,11 @@ test("a list that became shorter is shown with its remaining items", async () =>
 
 test("of a very long list only the last page is loaded again, so that lines added at the end appear", async () => {
   const shown = await read(numbers(0, 34), 12);
-  const { load, asked } = listOf(numbers(0, 40));
+  const { load, requested } = listOf(numbers(0, 40));
 
   const pages = await reloadPages(shown, load);
 
-  expect(asked).toEqual(["32"]);
+  expect(requested).toEqual(["32"]);
   expect(flat(pages)).toEqual(numbers(0, 36));
   expect(pages.at(-1)?.next).toBe("35");
 });

@@ -372,6 +372,15 @@ export function Meter({ parts, total }: { parts: Part[]; total: number }) {
   );
 }
 
+/** Preformatted text in a box of limited height; the keyboard can scroll it too. */
+export function ScrollableText(props: { label: string; class: string; children: ComponentChildren }) {
+  return (
+    <pre class={`mono ${props.class}`} role="region" aria-label={props.label} tabIndex={0}>
+      {props.children}
+    </pre>
+  );
+}
+
 export function Json({ value, empty = "none" }: { value: unknown; empty?: string }) {
   if (value === null || value === undefined) return <span class="muted">{empty}</span>;
   const text = JSON.stringify(value, null, 2);

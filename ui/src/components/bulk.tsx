@@ -36,7 +36,7 @@ interface Props {
   onDone: () => void;
 }
 
-/** For a retry, the part of the jobs is asked first. */
+/** For a retry, a first dialog asks which part of the jobs runs again. */
 export function BulkDialog(props: Props) {
   const [part, setPart] = useState<Part>({ kind: "node", name: "" });
   const [isPartChosen, setPartChosen] = useState(false);

@@ -1,7 +1,7 @@
 /** One node: its attempts with errors and logs, its parameters and output, and a button to run it again. */
 import { useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
-import { Banner, Confirm, Drawer, Elapsed, Facts, Json, Loaded, Time } from "../components/basics";
+import { Banner, Confirm, Drawer, Elapsed, Facts, Json, Loaded, ScrollableText, Time } from "../components/basics";
 import { RerunList } from "../components/rerun";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
@@ -164,7 +164,11 @@ function AttemptCard({ attempt, isOpen }: { attempt: Attempt; isOpen: boolean })
           </div>
         )}
         {message && <p class="error-text anywhere">{message}</p>}
-        {trace && <pre class="mono trace">{trace}</pre>}
+        {trace && (
+          <ScrollableText label="Traceback" class="trace">
+            {trace}
+          </ScrollableText>
+        )}
         <Facts
           items={[
             ["Queue", attempt.queue],

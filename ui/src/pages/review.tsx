@@ -1,4 +1,7 @@
-/** The review queue: revisions to approve or reject, with map, findings and provenance. It needs only the keyboard. */
+/**
+ * The review queue: revisions to approve or reject, with map, findings and provenance. It can be used with the keyboard
+ * alone.
+ */
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { api, type Schemas } from "../api/client";
 import { Banner, Card, Confirm, Dialog, Empty, Loaded, Time } from "../components/basics";

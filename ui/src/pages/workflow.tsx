@@ -1,7 +1,19 @@
 /** One workflow: its graph, a form to run it, statistics of its jobs, and its earlier definitions. */
 import { useState } from "preact/hooks";
 import { ApiProblem, api, type Schemas } from "../api/client";
-import { Banner, Card, CopyId, Elapsed, Empty, Facts, Loaded, ProblemView, Tabs, Time } from "../components/basics";
+import {
+  Banner,
+  Card,
+  CopyId,
+  Elapsed,
+  Empty,
+  Facts,
+  Loaded,
+  ProblemView,
+  ScrollableText,
+  Tabs,
+  Time,
+} from "../components/basics";
 import { Figure } from "../components/figure";
 import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
 import { StateBadge } from "../components/state";
@@ -312,11 +324,16 @@ function Difference({ id, before, after }: { id: string; before: string; after: 
     <Card title={before === after ? "Definition" : "Differences"} flush>
       <Loaded resource={texts}>
         {({ old, fresh }) => {
-          if (before === after) return <pre class="mono code">{fresh}</pre>;
+          if (before === after)
+            return (
+              <ScrollableText label="Definition" class="code">
+                {fresh}
+              </ScrollableText>
+            );
           const lines = aroundChanges(diffLines(old, fresh));
           if (lines.every((line) => line === null)) return <Empty title="The definitions are the same" />;
           return (
-            <pre class="mono code">
+            <ScrollableText label="Differences" class="code">
               {lines.map((line, place) =>
                 line === null ? (
                   <div key={place} class="muted">
@@ -332,7 +349,7 @@ function Difference({ id, before, after }: { id: string; before: string; after: 
                   </div>
                 ),
               )}
-            </pre>
+            </ScrollableText>
           );
         }}
       </Loaded>
