@@ -103,7 +103,13 @@ def _requirements_of(item: pytest.Item) -> set[str]:
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Reset logging after each test: a test may have configured logging to a stream that is closed afterwards."""
+    """Reset logging after each test: a test may have configured logging to a stream that is closed afterwards.
+
+    Tracebacks are short: with the values of all variables, as by default, one of them can take a minute.
+    """
+    *processors, _ = structlog.get_config()["processors"]
+    renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[*processors, renderer])
     yield
     structlog.reset_defaults()
     root = logging.getLogger()
