@@ -200,6 +200,7 @@ def test_many_jobs_are_cancelled_after_a_preview(admin: UserPage, platform: Plat
     dialog = page.get_by_role("dialog")
     expect(dialog).to_contain_text("3 jobs will be cancelled")
     assert {platform.status(job) for job in jobs} <= {"pending", "running"}, "the preview cancels nothing"
+    expect(dialog.get_by_label(re.compile("Reason"))).to_have_attribute("maxlength", "1000")
     dialog.get_by_label(re.compile("Reason")).fill("not needed")
     dialog.get_by_role("button", name="Cancel 3 jobs").click()
 
@@ -223,8 +224,10 @@ def test_a_part_of_many_jobs_is_retried_after_a_preview(admin: UserPage, platfor
     page.get_by_role("button", name="Retry…").click()
 
     dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_label("Name of the node")).to_have_attribute("maxlength", "80")
     dialog.get_by_label("Part", exact=True).select_option("The failed children of a fan-out")
     expect(dialog.locator("datalist option")).to_have_attribute("value", "tiles")
+    expect(dialog.get_by_label("Name of the fan-out")).to_have_attribute("maxlength", "64")
     dialog.get_by_label("Name of the fan-out").fill("tiles")
     dialog.get_by_role("button", name="Preview").click()
     expect(dialog).to_contain_text("2 jobs will be retried; 2 nodes and 4 children will run again. 1 job cannot")

@@ -4,6 +4,7 @@ import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hook
 import { ApiProblem } from "../api/client";
 import { now, nowFor, type Resource } from "../data";
 import { absolute, duration, relative, secondsBetween, sentence, shortId } from "../format";
+import { MAX_LENGTHS } from "../limits";
 import { navigate, query, setQuery } from "../router";
 import { Icon, type IconName } from "./icons";
 import type { Tone } from "./state";
@@ -259,6 +260,7 @@ export function Confirm(props: {
   children?: ComponentChildren;
   needsReason?: boolean;
   offersReason?: boolean;
+  maxReasonLength?: number;
   /** False if `onConfirm` closes the dialog itself. */
   closesWhenDone?: boolean;
   onConfirm: (reason: string) => Promise<void>;
@@ -296,7 +298,7 @@ export function Confirm(props: {
               id={id}
               class="input"
               rows={2}
-              maxLength={2000}
+              maxLength={props.maxReasonLength ?? MAX_LENGTHS.reason}
               required={props.needsReason}
               value={reason}
               onInput={(event) => setReason(event.currentTarget.value)}

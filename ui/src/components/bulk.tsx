@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { api, type ResponseOf } from "../api/client";
 import { useResource } from "../data";
 import { plural, shortId } from "../format";
+import { MAX_LENGTHS } from "../limits";
 import { type PartKind, partsOf, rerunCounts } from "../rerun";
 import { Confirm, Dialog, ProblemView, Skeleton } from "./basics";
 import { RerunList } from "./rerun";
@@ -81,7 +82,7 @@ function PartDialog(props: Props & { part: Part; onChange: (part: Part) => void;
           class="input"
           list="part-names"
           required
-          maxLength={80}
+          maxLength={MAX_LENGTHS[part.kind]}
           value={part.name}
           onInput={(event) => onChange({ ...part, name: event.currentTarget.value })}
         />
@@ -138,7 +139,7 @@ function PreviewDialog(props: Props & { part: Part | null; onBack: () => void })
           <input
             id="bulk-reason"
             class="input"
-            maxLength={2000}
+            maxLength={MAX_LENGTHS.jobReason}
             value={reason}
             onInput={(event) => setReason(event.currentTarget.value)}
           />

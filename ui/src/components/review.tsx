@@ -151,7 +151,7 @@ export function WithdrawDialog(props: {
       <p>
         {action === "unpublish"
           ? "It will no longer be served; external copies are removed. The data is kept: approving publishes it again."
-          : "It will no longer be served. Its data is removed after the number of days in the setting PURGE_DAYS."}
+          : "It will no longer be served. Its data is removed after the number of days in the setting PURGE_DAYS; 0 keeps it."}
       </p>
     </Confirm>
   );

@@ -1,6 +1,6 @@
 /** A form for the JSON schema of a workflow's or a command's inputs. Errors of the server are shown at their fields. */
-import { useId } from "preact/hooks";
-import type { FieldMistake } from "../api/client";
+import { useId, useState } from "preact/hooks";
+import { ApiProblem, type FieldMistake } from "../api/client";
 
 export interface FieldSchema {
   type?: string | string[];
@@ -78,6 +78,31 @@ export function errorsByField(mistakes: FieldMistake[]): Record<string, string> 
     if (name) errors[name] = mistake.message;
   }
   return errors;
+}
+
+/** The state of a form for a schema. `fields` are the properties of its `SchemaForm`. */
+export function useSchemaForm(schema: ObjectSchema) {
+  const [entries, setEntries] = useState<Entries>({});
+  const [errors, setErrors] = useState<Record<string, string>>({});
+  const [problem, setProblem] = useState<Error | null>(null);
+  const [isBusy, setBusy] = useState(false);
+  /** Send the values, unless an entry has an error. */
+  const submit = async (send: (values: Parsed["values"]) => Promise<void>) => {
+    const parsed = parse(schema, entries);
+    setErrors(parsed.errors);
+    setProblem(null);
+    if (Object.keys(parsed.errors).length > 0) return;
+    setBusy(true);
+    try {
+      await send(parsed.values);
+    } catch (error) {
+      setProblem(error as Error);
+      if (error instanceof ApiProblem) setErrors(errorsByField(error.errors));
+    } finally {
+      setBusy(false);
+    }
+  };
+  return { fields: { schema, entries, errors, onChange: setEntries }, problem, isBusy, submit };
 }
 
 export function SchemaForm(props: {

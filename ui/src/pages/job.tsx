@@ -24,6 +24,7 @@ import { type Resource, useResource } from "../data";
 import { duration, number, percent, plural, secondsBetween, sentence, shortId, words } from "../format";
 import { useTitle } from "../frame";
 import { Graph } from "../graph/graph";
+import { MAX_LENGTHS } from "../limits";
 import { type Change, concerns } from "../live";
 import { href, query, setQuery } from "../router";
 import type { PageProps } from "../routes";
@@ -155,6 +156,7 @@ function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) 
           action="Cancel the job"
           isDanger
           offersReason
+          maxReasonLength={MAX_LENGTHS.jobReason}
           onConfirm={(reason) => act("cancel", reason)}
           onClose={() => setDialog(null)}
         >
@@ -166,6 +168,7 @@ function Head({ detail, onChanged }: { detail: Detail; onChanged: () => void }) 
           title="Resume this job?"
           action="Resume the job"
           offersReason
+          maxReasonLength={MAX_LENGTHS.jobReason}
           onConfirm={(reason) => act("resume", reason)}
           onClose={() => setDialog(null)}
         >

@@ -7,6 +7,7 @@ import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
 import { duration, percent, plural, secondsBetween, words } from "../format";
+import { MAX_LENGTHS } from "../limits";
 import { concerns } from "../live";
 import { setQuery } from "../router";
 import { may } from "../session";
@@ -110,6 +111,7 @@ function Content(props: {
           title={`Run ${node.node_id} again?`}
           action="Run again"
           offersReason
+          maxReasonLength={MAX_LENGTHS.jobReason}
           onClose={() => setRetrying(false)}
           onConfirm={async (reason) => {
             await api.post("/api/v1/jobs/{job_id}/retry", {

@@ -1,11 +1,11 @@
 /** Submit data: upload a file or choose one from the bronze zone, check what would happen, and submit. */
 import { useEffect, useRef, useState } from "preact/hooks";
-import { ApiProblem, api, type Schemas } from "../api/client";
+import { api, type Schemas } from "../api/client";
 import { Banner, Card, Empty, Facts, Loaded, ProblemView, SearchBox, Time } from "../components/basics";
 import { Icon } from "../components/icons";
 import { PagedList } from "../components/paged_list";
 import { type Finding, Findings } from "../components/revision";
-import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
+import { type ObjectSchema, SchemaForm, useSchemaForm } from "../components/schema_form";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
 import { bytes, duration, number, plural, sentence, words } from "../format";
@@ -262,27 +262,19 @@ function SubmitForm({ source }: { source: Source }) {
   const [refs, setRefs] = useState<Record<string, string>>({});
   const [label, setLabel] = useState("");
   const [workflow, setWorkflow] = useState("raster_ingest");
-  const [entries, setEntries] = useState<Entries>({});
-  const [errors, setErrors] = useState<Record<string, string>>({});
-  const [problem, setProblem] = useState<Error | null>(null);
   const [preview, setPreview] = useState<Result | null>(null);
-  const [isBusy, setBusy] = useState(false);
   const workflows = useResource("workflow-names", (signal) =>
     api.get("/api/v1/workflows", { query: { limit: 200 }, signal }),
   );
   const definition = useResource(`workflow:${workflow}`, (signal) =>
     api.get("/api/v1/workflows/{workflow_id}", { path: { workflow_id: workflow }, signal }),
   );
+  const schema = (definition.data?.inputs_schema ?? {}) as ObjectSchema;
+  const form = useSchemaForm({ properties: visible(schema, definition.data?.reserved_inputs ?? []) });
   const needed = platform?.required_refs ?? [];
   const refOf = (name: string) => refs[name] ?? (needed.length === 1 ? suggestedRef(source.blob) : "");
-  const send = async (isDry: boolean) => {
-    setProblem(null);
-    setErrors({});
-    const schema = (definition.data?.inputs_schema ?? {}) as ObjectSchema;
-    const parsed = parse({ properties: visible(schema, definition.data?.reserved_inputs ?? []) }, entries);
-    if (Object.keys(parsed.errors).length > 0) return setErrors(parsed.errors);
-    setBusy(true);
-    try {
+  const send = (isDry: boolean) =>
+    form.submit(async (parameters) => {
       const result = await api.post("/api/v1/submit", {
         body: {
           platform_id: platform?.platform_id ?? platformId,
@@ -290,7 +282,7 @@ function SubmitForm({ source }: { source: Source }) {
           version_label: label || null,
           source: { container: source.container ?? null, blob: source.blob },
           workflow_id: workflow,
-          parameters: parsed.values,
+          parameters,
           dry_run: isDry,
         },
       });
@@ -299,13 +291,7 @@ function SubmitForm({ source }: { source: Source }) {
         toast("green", `Submitted: ${words(result.outcome ?? "accepted")}`);
         navigate(result.job_id ? `/jobs/${result.job_id}` : `/assets/${result.asset_id}`);
       }
-    } catch (error) {
-      setProblem(error as Error);
-      if (error instanceof ApiProblem) setErrors(errorsByField(error.errors));
-    } finally {
-      setBusy(false);
-    }
-  };
+    });
   return (
     <Card title="Submission">
       <form
@@ -376,24 +362,17 @@ function SubmitForm({ source }: { source: Source }) {
         <details>
           <summary>Parameters of {workflow}</summary>
           <Loaded resource={definition} lines={3}>
-            {(data) => (
-              <SchemaForm
-                schema={{ properties: visible(data.inputs_schema as ObjectSchema, data.reserved_inputs) }}
-                entries={entries}
-                errors={errors}
-                onChange={setEntries}
-              />
-            )}
+            {() => <SchemaForm {...form.fields} />}
           </Loaded>
         </details>
-        {problem && <ProblemView problem={problem} />}
+        {form.problem && <ProblemView problem={form.problem} />}
         {preview && <DryRun result={preview} />}
         <div class="row wrap">
-          <button type="button" class="button" disabled={isBusy} onClick={() => send(true)}>
+          <button type="button" class="button" disabled={form.isBusy} onClick={() => send(true)}>
             Check what would happen
           </button>
-          <button type="submit" class="button primary" disabled={isBusy}>
-            {isBusy && <Icon name="running" spins size={13} />} Submit
+          <button type="submit" class="button primary" disabled={form.isBusy}>
+            {form.isBusy && <Icon name="running" spins size={13} />} Submit
           </button>
         </div>
       </form>

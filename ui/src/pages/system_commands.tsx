@@ -1,8 +1,8 @@
 /** Direct commands: each is one short operation, and its result is shown when it has ended. */
 import { useState } from "preact/hooks";
-import { ApiProblem, api, type Schemas } from "../api/client";
+import { api, type Schemas } from "../api/client";
 import { Card, Dialog, Empty, Json, Loaded, ProblemView } from "../components/basics";
-import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
+import { type ObjectSchema, SchemaForm, useSchemaForm } from "../components/schema_form";
 import { Table } from "../components/table";
 import { useResource } from "../data";
 import { may } from "../session";
@@ -45,34 +45,20 @@ export function Commands() {
 }
 
 function RunCommand({ command, onClose }: { command: Command; onClose: () => void }) {
-  const schema = command.inputs as ObjectSchema;
-  const [entries, setEntries] = useState<Entries>({});
-  const [errors, setErrors] = useState<Record<string, string>>({});
-  const [problem, setProblem] = useState<Error | null>(null);
+  const form = useSchemaForm(command.inputs as ObjectSchema);
   const [result, setResult] = useState<unknown>(null);
-  const [isBusy, setBusy] = useState(false);
-  const run = async (event: Event) => {
+  const run = (event: Event) => {
     event.preventDefault();
-    const parsed = parse(schema, entries);
-    setErrors(parsed.errors);
-    setProblem(null);
-    if (Object.keys(parsed.errors).length > 0) return;
-    setBusy(true);
-    try {
-      setResult(await api.post("/api/v1/commands/{name}", { path: { name: command.name }, body: parsed.values }));
-    } catch (error) {
-      setProblem(error as Error);
-      if (error instanceof ApiProblem) setErrors(errorsByField(error.errors));
-    } finally {
-      setBusy(false);
-    }
+    form.submit(async (body) => {
+      setResult(await api.post("/api/v1/commands/{name}", { path: { name: command.name }, body }));
+    });
   };
   return (
     <Dialog title={command.name} onClose={onClose} wide>
       <form class="stack" onSubmit={run} noValidate>
         <p>{command.description}</p>
-        <SchemaForm schema={schema} entries={entries} errors={errors} onChange={setEntries} />
-        {problem && <ProblemView problem={problem} />}
+        <SchemaForm {...form.fields} />
+        {form.problem && <ProblemView problem={form.problem} />}
         {result !== null && (
           <section class="stack tight" aria-live="polite">
             <h3>Result</h3>
@@ -83,7 +69,7 @@ function RunCommand({ command, onClose }: { command: Command; onClose: () => voi
           <button type="button" class="button" onClick={onClose}>
             Close
           </button>
-          <button type="submit" class="button primary" disabled={isBusy}>
+          <button type="submit" class="button primary" disabled={form.isBusy}>
             Run
           </button>
         </div>

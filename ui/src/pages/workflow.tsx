@@ -1,6 +1,5 @@
 /** One workflow: its graph, a form to run it, statistics of its jobs, and its earlier definitions. */
-import { useState } from "preact/hooks";
-import { ApiProblem, api, type Schemas } from "../api/client";
+import { api, type Schemas } from "../api/client";
 import {
   Banner,
   Card,
@@ -15,7 +14,7 @@ import {
   Time,
 } from "../components/basics";
 import { Figure } from "../components/figure";
-import { type Entries, errorsByField, type ObjectSchema, parse, SchemaForm } from "../components/schema_form";
+import { type ObjectSchema, SchemaForm, useSchemaForm } from "../components/schema_form";
 import { StateBadge } from "../components/state";
 import { toast } from "../components/toasts";
 import { useResource } from "../data";
@@ -101,31 +100,15 @@ function WorkflowGraph({ id }: { id: string }) {
 }
 
 function Run({ workflow }: { workflow: Workflow }) {
-  const schema = workflow.inputs_schema as ObjectSchema;
-  const [entries, setEntries] = useState<Entries>({});
-  const [errors, setErrors] = useState<Record<string, string>>({});
-  const [problem, setProblem] = useState<Error | null>(null);
-  const [isBusy, setBusy] = useState(false);
-  const submit = async (event: Event) => {
+  const form = useSchemaForm(workflow.inputs_schema as ObjectSchema);
+  const submit = (event: Event) => {
     event.preventDefault();
-    const parsed = parse(schema, entries);
-    setErrors(parsed.errors);
-    setProblem(null);
-    if (Object.keys(parsed.errors).length > 0) return;
-    setBusy(true);
-    try {
-      const result = await api.post("/api/v1/jobs", {
-        body: { workflow_id: workflow.workflow_id, inputs: parsed.values },
-      });
+    form.submit(async (inputs) => {
+      const result = await api.post("/api/v1/jobs", { body: { workflow_id: workflow.workflow_id, inputs } });
       if (result.status !== "accepted")
         toast("amber", `A job with these inputs already exists: ${result.status.replace(/_/g, " ")}`);
       navigate(`/jobs/${result.job_id}`);
-    } catch (error) {
-      setProblem(error as Error);
-      if (error instanceof ApiProblem) setErrors(errorsByField(error.errors));
-    } finally {
-      setBusy(false);
-    }
+    });
   };
   return (
     <Card title="Inputs">
@@ -137,16 +120,10 @@ function Run({ workflow }: { workflow: Workflow }) {
             </p>
           </Banner>
         )}
-        <SchemaForm
-          schema={schema}
-          entries={entries}
-          errors={errors}
-          onChange={setEntries}
-          hidden={workflow.reserved_inputs}
-        />
-        {problem && <ProblemView problem={problem} />}
+        <SchemaForm {...form.fields} hidden={workflow.reserved_inputs} />
+        {form.problem && <ProblemView problem={form.problem} />}
         <div>
-          <button type="submit" class="button primary" disabled={isBusy}>
+          <button type="submit" class="button primary" disabled={form.isBusy}>
             Run
           </button>
         </div>
