@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import httpcore2
+import hypothesis
 import psycopg
 import pytest
 import structlog
@@ -35,6 +36,9 @@ MEMORY = Path("/dev/shm")
 TEMPLATE = "dagmaster_template"
 CATALOG_TEMPLATE = "dagmaster_catalog_template"
 _numbers = itertools.count(1)
+# How long an example takes depends on the other tests that run meanwhile.
+hypothesis.settings.register_profile("dagmaster", deadline=None)
+hypothesis.settings.load_profile("dagmaster")
 
 
 def pytest_configure(config: pytest.Config) -> None:
