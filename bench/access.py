@@ -128,11 +128,11 @@ class Client:
         self._headers = {"Content-Type": "application/json", **headers}
 
     def search(self, body: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self._connection.request("POST", "/stac/search", json.dumps(body), self._headers)
         response = self._connection.getresponse()
         content = response.read()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         if response.status != HTTPStatus.OK:
             raise RuntimeError(f"a search failed: {response.status} {content[:500]!r}")
         return seconds, json.loads(content)
@@ -147,13 +147,13 @@ def compare(clients: dict[str, Client], rounds: int) -> bool:
     for number in range(rounds + 1):
         for name, body in SEARCHES.items():
             for kind, client in clients.items():
-                taken, page = client.search(body)
+                elapsed, page = client.search(body)
                 public = [is_public(each) for each in numbers_in(page)]
                 if not public or all(public) != (kind == "part"):
                     raise RuntimeError(f"the search '{name}' of {kind} did not find the expected items")
                 if number:  # the first round warms up
-                    seconds.setdefault((name, kind), []).append(taken)
-    medians = {place: statistics.median(taken) for place, taken in seconds.items()}
+                    seconds.setdefault((name, kind), []).append(elapsed)
+    medians = {place: statistics.median(values) for place, values in seconds.items()}
     for name in SEARCHES:
         times = "   ".join(f"{kind} {medians[name, kind] * 1000:7.1f} ms" for kind in clients)
         ratios = "   ".join(f"÷ {kind} {medians[name, 'part'] / medians[name, kind]:.2f}" for kind in OTHERS)
@@ -179,9 +179,9 @@ def main() -> int:
                 connection.execute("CREATE DATABASE bench")
             dsn = cluster.dsn_of("bench")
             deploy_all(dsn)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             fill(dsn, options.assets, options.items)
-            print(f"filled in {time.perf_counter() - begun:.0f} s", flush=True)
+            print(f"filled in {time.perf_counter() - started:.0f} s", flush=True)
             with psycopg.connect(cluster.dsn_of("postgres"), autocommit=True) as connection:
                 connection.execute("CREATE DATABASE plain TEMPLATE bench")
             hide_one(dsn, options.assets)

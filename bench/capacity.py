@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.rows import dict_row
 
 import ours
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -36,12 +37,12 @@ DATABASE = "capacity"
 FANS = 10
 SAMPLE_SECONDS = 0.1
 ACTIVE = """
-    SELECT coalesce(wait_event_type || ':' || wait_event, 'CPU'), count(*)
+    SELECT coalesce(wait_event_type || ':' || wait_event, 'CPU') AS waits_for, count(*) AS sessions
       FROM pg_stat_activity
      WHERE datname = %s AND state = 'active' AND pid <> pg_backend_pid()
      GROUP BY 1
 """
-SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s"
+SESSIONS = "SELECT count(*) AS connections FROM pg_stat_activity WHERE datname = %s"
 
 
 @dataclass
@@ -62,11 +63,13 @@ def sampled(server: Server) -> Iterator[Samples]:
     samples, is_over = Samples(), threading.Event()
 
     def sample() -> None:
-        with psycopg.connect(server.cluster.dsn_of("postgres"), autocommit=True) as connection:
+        dsn = server.cluster.dsn_of("postgres")
+        with psycopg.connect(dsn, autocommit=True, row_factory=dict_row) as connection:
             while not is_over.wait(SAMPLE_SECONDS):
-                samples.waits.update(dict(connection.execute(ACTIVE, [DATABASE]).fetchall()))
-                row = connection.execute(SESSIONS, [DATABASE]).fetchone()
-                samples.connections = max(samples.connections, row[0] if row else 0)
+                active = connection.execute(ACTIVE, [DATABASE]).fetchall()
+                samples.waits.update({row["waits_for"]: row["sessions"] for row in active})
+                (row,) = connection.execute(SESSIONS, [DATABASE]).fetchall()
+                samples.connections = max(samples.connections, row["connections"])
                 samples.count += 1
 
     thread = threading.Thread(target=sample)
@@ -143,9 +146,9 @@ async def _wait_for_workers(platform: ours.Platform, count: int) -> None:
 
 async def _rate(server: Server, platform: ours.Platform, units: int, workflow: str, **inputs: Any) -> dict[str, Any]:
     with server.metered(DATABASE, platform.pids) as spent, sampled(server) as samples:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await platform.run(workflow, **inputs)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     return {
         "per second": round(units / seconds, 1),
         "seconds": round(seconds, 2),

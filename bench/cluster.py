@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.dask_cluster import DaskCluster
 
 AVERAGE_SECONDS = 0.125
-RUNNING = "SELECT count(*) /* bench query */ FROM dagapp.dag_tasks WHERE status = 'running'"
+RUNNING = "SELECT count(*) AS tasks /* bench query */ FROM dagapp.dag_tasks WHERE status = 'running'"
 
 
 def workflow(seconds: float | None) -> str:
@@ -92,9 +92,9 @@ async def measured(server: Server, dask: DaskCluster, count: int, options: argpa
                 measured_pids = pids | _pids_of(dask)
                 before = {name: process_seconds(pid) for name, pid in measured_pids.items()}
                 watching = asyncio.create_task(_most_running(server.cluster.dsn_of(DATABASE)))
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 await platform.run("sleeps", count=options.tasks)
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - started
                 watching.cancel()
                 most = await watching
                 used = {name: process_seconds(pid) - before[name] for name, pid in measured_pids.items()}
@@ -120,13 +120,14 @@ def _pids_of(dask: DaskCluster) -> dict[str, int]:
 
 async def _most_running(dsn: str) -> tuple[int, int]:
     import psycopg
+    from psycopg.rows import dict_row
 
     most_tasks = most_children = 0
-    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, row_factory=dict_row) as connection:
         with suppress(asyncio.CancelledError):
             while True:
-                row = await (await connection.execute(RUNNING)).fetchone()
-                most_tasks = max(most_tasks, row[0] if row else 0)
+                (row,) = await (await connection.execute(RUNNING)).fetchall()
+                most_tasks = max(most_tasks, row["tasks"])
                 most_children = max(most_children, _children())
                 await asyncio.sleep(0.5)
     return most_tasks, most_children

@@ -62,22 +62,22 @@ class Client:
         self._connection = HTTPConnection(urlsplit(server.url).netloc, timeout=60)
         self._pid = server.pid
         self._headers = headers
-        self.taken: dict[str, list[float]] = {}
+        self.elapsed: dict[str, list[float]] = {}
         self.cpu: dict[str, list[float]] = {}
 
     def get(self, kind: str, path: str, **headers: str) -> bytes:
-        cpu, begun = cpu_ms(self._pid), time.perf_counter()
+        cpu, started = cpu_ms(self._pid), time.perf_counter()
         self._connection.request("GET", path, headers={**self._headers, **headers})
         response = self._connection.getresponse()
         body = response.read()
-        self.taken.setdefault(kind, []).append((time.perf_counter() - begun) * 1000)
+        self.elapsed.setdefault(kind, []).append((time.perf_counter() - started) * 1000)
         self.cpu.setdefault(kind, []).append(cpu_ms(self._pid) - cpu)
         if response.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
             raise RuntimeError(f"{path}: {response.status} {body[:300]!r}")
         return body
 
     def forget(self) -> None:
-        self.taken.clear()
+        self.elapsed.clear()
         self.cpu.clear()
 
 
@@ -114,10 +114,10 @@ def compare(clients: dict[str, Client], tiles: list[Tile], rounds: int) -> bool:
 def _report(clients: dict[str, Client], kind: str) -> bool:
     before = clients["before"]
     others = {name: client for name, client in clients.items() if name != "before"}
-    more = {name: _difference(before.taken[kind], client.taken[kind]) for name, client in others.items()}
+    more = {name: _difference(before.elapsed[kind], client.elapsed[kind]) for name, client in others.items()}
     cpu = {name: _difference(before.cpu[kind], client.cpu[kind]) for name, client in others.items()}
     text = "   ".join(f"{name} {ms:+.2f} ms (CPU {cpu[name]:+.2f})" for name, ms in more.items())
-    p50 = statistics.median(before.taken[kind])
+    p50 = statistics.median(before.elapsed[kind])
     print(f"  {kind:<9} before p50 {p50:6.2f} ms   {text}   (at most +{TARGET_MS:g} ms)", flush=True)
     return max(more.values()) <= TARGET_MS
 
@@ -131,13 +131,13 @@ async def _print_queries(dsn: str, key: str, count: int = 500) -> None:
     async with CatalogReader(dsn) as catalog, KeyStore(dsn) as keys:
         key_id = key.split("_")[1]
         for name, read in (("version", lambda: catalog.publication("whole")), ("key", lambda: keys.find(key_id))):
-            taken = []
+            elapsed = []
             for _ in range(count):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 if await read() is None:
                     raise RuntimeError(f"the {name} is not found")
-                taken.append((time.perf_counter() - begun) * 1000)
-            print(f"  the query for the {name} alone: p50 {statistics.median(taken):.2f} ms", flush=True)
+                elapsed.append((time.perf_counter() - started) * 1000)
+            print(f"  the query for the {name} alone: p50 {statistics.median(elapsed):.2f} ms", flush=True)
 
 
 @contextmanager

@@ -211,7 +211,7 @@ async def main() -> int:
     options = arguments()
     versions = make_environments(options.peers) if "compare" in options.parts else {}
     with private_server() as server:
-        server_version = server.row("SHOW server_version")[0]
+        server_version = server.row("SHOW server_version").server_version
         measured = await measure(server, options, versions)
     measured["postgres"] = server_version
     judged = targets(measured, DURABLE)

@@ -10,6 +10,7 @@ import time
 from multiprocessing.synchronize import Barrier
 
 import psycopg
+from psycopg.rows import scalar_row
 
 PROCESSES = 2
 TABLE = """
@@ -29,15 +30,15 @@ EXCHANGE = """
 """
 
 
-def work(dsn: str, worker: int, batch: int, together: Barrier) -> None:
+def work(dsn: str, worker: int, batch: int, start: Barrier) -> None:
     with psycopg.connect(dsn, autocommit=True, prepare_threshold=0) as connection:
-        together.wait()
+        start.wait()
         done: list[int] = []
         while True:
             rows = connection.execute(EXCHANGE, {"done": done, "worker": worker, "batch": batch}).fetchall()
             if not rows:
                 return
-            done = [row[0] for row in rows]
+            done = [task_id for task_id, _params in rows]  # a row by name would take time that is measured
 
 
 def main() -> None:
@@ -46,18 +47,19 @@ def main() -> None:
         connection.execute(TABLE)
         connection.execute(FILL, [count])
         connection.execute("ANALYZE tasks")
-        together = multiprocessing.Barrier(PROCESSES + 1)
-        running = [multiprocessing.Process(target=work, args=(dsn, n, batch, together)) for n in range(PROCESSES)]
+        start = multiprocessing.Barrier(PROCESSES + 1)
+        running = [multiprocessing.Process(target=work, args=(dsn, n, batch, start)) for n in range(PROCESSES)]
         for process in running:
             process.start()
-        together.wait()
-        begun = time.perf_counter()
+        start.wait()
+        started = time.perf_counter()
         for process in running:
             process.join()
-        seconds = time.perf_counter() - begun
-        row = connection.execute("SELECT count(*) FROM tasks WHERE state = 'done'").fetchone()
-    if row != (count,):
-        raise SystemExit(f"{row} of {count} tasks were done")
+        seconds = time.perf_counter() - started
+        counting = "SELECT count(*) FROM tasks WHERE state = 'done'"
+        done = connection.cursor(row_factory=scalar_row).execute(counting).fetchone()
+    if done != count:
+        raise SystemExit(f"{done} of {count} tasks were done")
     print(json.dumps({"seconds": seconds}))
 
 

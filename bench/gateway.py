@@ -89,20 +89,20 @@ class Poller:
         self._headers = {"X-API-Key": key}
 
     def poll(self, request_id: str) -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self._connection.request("GET", f"/api/platform/status/{request_id}", headers=self._headers)
         response = self._connection.getresponse()
         body = response.read()
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         if response.status != 200 or request_id.encode() not in body:
             raise RuntimeError(f"the poll of {request_id} failed: {response.status} {body[:200]!r}")
         return seconds
 
 
 def select(connection: psycopg.Connection, request_id: str) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     row = connection.execute(_SELECT, [request_id]).fetchone()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     if row is None:
         raise RuntimeError(f"{request_id} was not found")
     return seconds
@@ -110,7 +110,7 @@ def select(connection: psycopg.Connection, request_id: str) -> float:
 
 def poll_concurrently(port: int, key: str, clients: int, seconds: float, count: int) -> tuple[float, float, float]:
     """Polls per second, p50 and p95 in milliseconds."""
-    taken: list[float] = []
+    latencies: list[float] = []
     until = time.perf_counter() + seconds
 
     def run(first: int) -> None:
@@ -119,14 +119,14 @@ def poll_concurrently(port: int, key: str, clients: int, seconds: float, count: 
         while time.perf_counter() < until:
             times.append(poller.poll(f"request-{number % count}"))
             number += clients
-        taken.extend(times)
+        latencies.extend(times)
 
     threads = [threading.Thread(target=run, args=[number]) for number in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    ordered = sorted(taken)
+    ordered = sorted(latencies)
     return len(ordered) / seconds, 1000 * ordered[len(ordered) // 2], 1000 * ordered[int(len(ordered) * 0.95)]
 
 
@@ -168,9 +168,9 @@ def _run(dsn: str, options: argparse.Namespace) -> int:
         polls, routes, selects = [], [], []
         for number in range(-50, options.rounds):
             request_id = f"request-{number * 7919 % options.requests}"
-            taken = poller.poll(request_id), empty.poll(request_id), select(connection, request_id)
+            sample = poller.poll(request_id), empty.poll(request_id), select(connection, request_id)
             if number >= 0:  # the first ones open connections and prepare statements
-                for seconds, all_seconds in zip(taken, (polls, routes, selects), strict=True):
+                for seconds, all_seconds in zip(sample, (polls, routes, selects), strict=True):
                     all_seconds.append(seconds)
         rate, p50, p95 = poll_concurrently(port, key, options.clients, options.seconds, options.requests)
     poll, route, bare = (1000 * statistics.median(each) for each in (polls, routes, selects))

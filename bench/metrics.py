@@ -31,10 +31,10 @@ def nanoseconds(call: Callable[[], object], rounds: int = ROUNDS) -> float:
     """CPU time of the caller, the best of five: other processes only make it slower."""
     best = float("inf")
     for _ in range(5):
-        begun = time.thread_time_ns()
+        started = time.thread_time_ns()
         for _ in range(rounds):
             call()
-        best = min(best, (time.thread_time_ns() - begun) / rounds)
+        best = min(best, (time.thread_time_ns() - started) / rounds)
     return best
 
 
@@ -81,9 +81,9 @@ async def measure_database(dsn: str, count: int) -> None:
             ):
                 times = []
                 for _ in range(ROUNDS_OF_STATEMENTS):
-                    begun = time.perf_counter()
+                    started = time.perf_counter()
                     await read()
-                    times.append((time.perf_counter() - begun) * 1000)
+                    times.append((time.perf_counter() - started) * 1000)
                 print(f"statement of {name:9}{min(times):8.2f} ms, median {median(times):.2f} ms")
 
 

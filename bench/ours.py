@@ -86,9 +86,9 @@ class Platform:
 
     async def run(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> float:
         """Seconds from before the submission until all jobs have completed."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await self.finished(await self.submit(workflow_id, jobs, **inputs))
-        return time.perf_counter() - begun
+        return time.perf_counter() - started
 
     async def submit(self, workflow_id: str, jobs: int = 1, **inputs: Any) -> list[UUID]:
         submissions = [

@@ -178,9 +178,9 @@ def first_page(url: str, browser: Browser, rounds: int) -> tuple[float, float]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return (time.perf_counter() - begun) * 1000
+    return (time.perf_counter() - started) * 1000
 
 
 @contextmanager
@@ -200,15 +200,15 @@ def scroll(url: str, browser: Browser) -> dict[str, float]:
         page.goto(f"{url}/ui/jobs")
         page.locator(".job-row:not(.head)").nth(10).wait_for()
         page.wait_for_timeout(3000)
-        begun = page.evaluate("performance.now()")
+        started = page.evaluate("performance.now()")
         page.locator(".virtual").hover()
         while page.evaluate("document.querySelector('.virtual').scrollTop") < SCROLLED_PIXELS:
             page.mouse.wheel(0, 240)
             page.wait_for_timeout(16)
         ended = page.evaluate("performance.now()")
         watched = page.evaluate("watched")
-    tasks = [duration for at, duration in watched["tasks"] if at >= begun]
-    frames = [at for at in watched["frames"] if begun <= at <= ended]
+    tasks = [duration for at, duration in watched["tasks"] if at >= started]
+    frames = [at for at in watched["frames"] if started <= at <= ended]
     return {
         "long tasks": len(tasks),
         "longest task, ms": max(tasks, default=0),

@@ -150,12 +150,12 @@ async def steady(server: Server, minutes: float) -> Figures:
     async with platform(server, "steady") as ours:
         under_way = deque([await ours.submit("fan", count=children) for _ in range(8)])
         for _ in range(10):
-            begun, done = time.perf_counter(), 0
-            while time.perf_counter() - begun < window:
+            started, done = time.perf_counter(), 0
+            while time.perf_counter() - started < window:
                 await ours.finished(under_way.popleft())
                 under_way.append(await ours.submit("fan", count=children))
                 done += children
-            speeds.append(done / (time.perf_counter() - begun))
+            speeds.append(done / (time.perf_counter() - started))
             print(f"  {len(speeds)}0 % of the time: {speeds[-1]:,.0f} tasks/s", flush=True)
         for ids in under_way:
             await ours.finished(ids)
@@ -186,7 +186,7 @@ async def _up(folder: Path) -> tuple[float, float]:
     """Seconds until a job is accepted, and until `up` says that it is ready."""
     port = _free_port()
     environment = {**os.environ, "API_PORT": str(port), "LOG_LEVEL": "error"}
-    begun = time.perf_counter()
+    started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "dagmaster", "up", "--json", "--data", folder], env=environment, stdout=subprocess.PIPE
     )
@@ -195,11 +195,11 @@ async def _up(folder: Path) -> tuple[float, float]:
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             while not await _accepted(client):
-                if process.poll() is not None or time.perf_counter() - begun > PATIENCE_SECONDS:
+                if process.poll() is not None or time.perf_counter() - started > PATIENCE_SECONDS:
                     raise SystemExit("bench: `dagmaster up` accepts no job")
                 await asyncio.sleep(0.02)
         accepted = time.perf_counter()
-        return accepted - begun, max(accepted, await announced) - begun
+        return accepted - started, max(accepted, await announced) - started
     finally:
         process.terminate()
         process.wait(60)
@@ -233,10 +233,10 @@ def _remove_cluster(folder: Path) -> None:
 def _import_seconds(modules: Sequence[str], repeat: int) -> list[float]:
     timed = []
     for _ in range(repeat):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         text = "".join(f"import dagmaster.{module}\n" for module in modules)
         subprocess.run([sys.executable, "-c", text], check=True)
-        timed.append(time.perf_counter() - begun)
+        timed.append(time.perf_counter() - started)
     return timed
 
 

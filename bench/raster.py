@@ -265,8 +265,8 @@ def run_job(api: str, bronze: Path, scene: Scene, tile_size: int) -> float:
             time.sleep(0.2)
     if job["status"] != "completed":
         raise SystemExit(f"the job ended as {job['status']}: {job['error_message']}")
-    began, ended = (datetime.fromisoformat(job[name]) for name in ("created_at", "completed_at"))
-    return (ended - began).total_seconds()
+    started, ended = (datetime.fromisoformat(job[name]) for name in ("created_at", "completed_at"))
+    return (ended - started).total_seconds()
 
 
 def whole_job(scene: Scene, _folder: Path, options: argparse.Namespace) -> Cost:
@@ -383,11 +383,11 @@ class Spent(NamedTuple):
 
 
 def make_with_statistics(source: Path, target: Path, grid: OutputGrid, way: str) -> Spent:
-    begun, cpu = time.perf_counter(), time.process_time()
+    started, cpu = time.perf_counter(), time.process_time()
     make_cog(source, target, grid, raster_type=RasterType.DEM, exact_statistics=way == "exact")
     if way == "approximate":
         approximate_statistics(target, overview_level=2)
-    return Spent(time.perf_counter() - begun, time.process_time() - cpu)
+    return Spent(time.perf_counter() - started, time.process_time() - cpu)
 
 
 def report_statistics(name: str, spent: dict[str, list[Spent]], size: int) -> None:

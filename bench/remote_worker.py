@@ -95,9 +95,9 @@ async def main() -> None:
         for seconds, tasks in ((0.0, options.tasks), (0.05, options.tasks)):
             for name, is_remote in (("direct", False), ("over HTTP", True)):
                 with tempfile.TemporaryDirectory() as folder:
-                    begun = time.monotonic()
+                    started = time.monotonic()
                     rate = await measure(cluster.dsn, Path(folder), is_remote=is_remote, tasks=tasks, seconds=seconds)
-                    print(f"{seconds * 1000:3.0f} ms, {name}: {rate:.0f} tasks/s ({time.monotonic() - begun:.0f} s)")
+                    print(f"{seconds * 1000:3.0f} ms, {name}: {rate:.0f} tasks/s ({time.monotonic() - started:.0f} s)")
     finally:
         cluster.remove()
 

@@ -43,11 +43,11 @@ def catalogue(dsn: str, items: int) -> None:
 def search(url: str, limit: int) -> tuple[float, int, int]:
     """Seconds, status and number of items of one search on its own connection."""
     connection = HTTPConnection(urlsplit(url).netloc, timeout=120)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     connection.request("GET", f"/stac/search?collections=naip&limit={limit}")
     response = connection.getresponse()
     body = response.read()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     connection.close()
     count = len(orjson.loads(body)["features"]) if response.status == HTTPStatus.OK else 0
     return seconds, response.status, count
@@ -57,14 +57,14 @@ def measure(url: str, limit: int, clients: int, rounds: int) -> bool:
     search(url, limit)
     alone = [search(url, limit) for _ in range(rounds)]
     with ThreadPoolExecutor(clients) as pool:
-        together = [one for _ in range(rounds) for one in pool.map(lambda _: search(url, limit), range(clients))]
-    for name, results in (("alone", alone), (f"{clients} clients", together)):
+        concurrent = [one for _ in range(rounds) for one in pool.map(lambda _: search(url, limit), range(clients))]
+    for name, results in (("alone", alone), (f"{clients} clients", concurrent)):
         seconds = [one[0] for one in results]
         failed = sum(one[1:] != (HTTPStatus.OK, limit) for one in results)
         median, slowest = statistics.median(seconds), max(seconds)
         print(f"  {name:<10} median {median:6.3f} s   slowest {slowest:6.3f} s   failed {failed} of {len(results)}")
     is_met = statistics.median(one[0] for one in alone) < TARGET_SECONDS
-    return is_met and all(one[1:] == (HTTPStatus.OK, limit) for one in [*alone, *together])
+    return is_met and all(one[1:] == (HTTPStatus.OK, limit) for one in [*alone, *concurrent])
 
 
 def measure_in_database(dsn: str, limit: int, rounds: int) -> None:
@@ -73,10 +73,10 @@ def measure_in_database(dsn: str, limit: int, rounds: int) -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("SET search_path = pgstac, public")
             for _ in range(rounds):
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 query = f'{{"collections": ["naip"], "limit": {limit}, "conf": {{"nohydrate": {conf}}}}}'
                 connection.execute("SELECT search(%s::jsonb)::text", [query]).fetchone()
-                seconds.append(time.perf_counter() - begun)
+                seconds.append(time.perf_counter() - started)
         print(f"  pgSTAC's search, {name:<12} median {statistics.median(seconds):6.3f} s")
 
 

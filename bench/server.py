@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from psycopg.rows import class_row, namedtuple_row
 
 from dagmaster.local.embedded import Cluster, find_binaries
 
@@ -24,7 +25,7 @@ UPDATE bench_rows SET value = 'y' WHERE id = :id;
 COMMIT;
 """
 STATEMENTS = """
-    SELECT s.query, s.calls, s.total_exec_time, s.rows
+    SELECT s.query, s.calls, s.total_exec_time AS milliseconds, s.rows
       FROM pg_stat_statements s
       JOIN pg_database d ON d.oid = s.dbid
      WHERE d.datname = %s AND s.query !~ 'bench query'
@@ -64,8 +65,9 @@ class Server:
         self.admin = psycopg.connect(cluster.dsn_of("postgres"), autocommit=True)
         self.admin.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
 
-    def row(self, sql: str, *values: Any) -> tuple[Any, ...]:
-        row = self.admin.execute(sql, values).fetchone()
+    def row(self, sql: str, *values: Any) -> Any:
+        """The first row, with the values as attributes."""
+        row = self.admin.cursor(row_factory=namedtuple_row).execute(sql, values).fetchone()
         assert row is not None
         return row
 
@@ -94,21 +96,21 @@ class Server:
     def metered(self, database: str, pids: Mapping[str, int]) -> Iterator[Spent]:
         spent = Spent()
         self.admin.execute("SELECT pg_stat_statements_reset()")
-        before, begun, busy = self._counters(), self.cpu_seconds(), {n: process_seconds(p) for n, p in pids.items()}
+        before, started, busy = self._counters(), self.cpu_seconds(), {n: process_seconds(p) for n, p in pids.items()}
         yield spent
         after = self._counters()
-        spent.commits, spent.wal_bytes = after[0] - before[0], after[1] - before[1]
-        spent.postgres_seconds = self.cpu_seconds() - begun
+        spent.commits, spent.wal_bytes = after.commits - before.commits, after.wal_bytes - before.wal_bytes
+        spent.postgres_seconds = self.cpu_seconds() - started
         spent.process_seconds = {name: process_seconds(pid) - busy[name] for name, pid in pids.items()}
-        rows = self.admin.execute(STATEMENTS, [database]).fetchall()
-        spent.statements = sum(row[1] for row in rows)
-        spent.top = [Statement(*row) for row in rows[:8]]
+        statements = self.admin.cursor(row_factory=class_row(Statement)).execute(STATEMENTS, [database]).fetchall()
+        spent.statements = sum(statement.calls for statement in statements)
+        spent.top = statements[:8]
 
-    def _counters(self) -> tuple[int, int]:
+    def _counters(self) -> Any:
         """Transactions that wrote, and bytes of WAL, read together. They are exact, unlike statistics of commits."""
-        return self.row(  # type: ignore[return-value]
-            "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint, "
-            "(pg_current_wal_insert_lsn() - '0/0')::bigint"
+        return self.row(
+            "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS commits, "
+            "(pg_current_wal_insert_lsn() - '0/0')::bigint AS wal_bytes"
         )
 
     def pgbench(self, seconds: int) -> float:

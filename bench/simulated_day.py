@@ -73,12 +73,12 @@ async def simulated(server: Server, day_seconds: float, options: argparse.Namesp
         async with connected(dsn, pids | workers) as platform:
             await platform.run("fan", count=CHILDREN)
             with server.metered(DATABASE, platform.pids) as spent, sampled(server) as samples:
-                begun = time.perf_counter()
+                started = time.perf_counter()
                 observer = Observer(platform, day_seconds)
                 observing = asyncio.create_task(observer.run())
                 submitted = await _submit_the_day(platform, day_seconds, options.tasks // CHILDREN)
                 await platform.until("SELECT count(*) = 0 FROM dagapp.dag_jobs WHERE completed_at IS NULL")
-                seconds = time.perf_counter() - begun
+                seconds = time.perf_counter() - started
                 observing.cancel()
     tasks = submitted * (CHILDREN + 1)
     process_seconds = spent.process_seconds.items()
@@ -101,15 +101,15 @@ async def simulated(server: Server, day_seconds: float, options: argparse.Namesp
 
 async def _submit_the_day(platform: ours.Platform, day_seconds: float, jobs: int) -> int:
     """Submit jobs along the curve, evenly within each hour."""
-    begun, submitted = time.perf_counter(), 0
+    started, submitted = time.perf_counter(), 0
     for hour, percent in enumerate(CURVE):
         count = round(jobs * percent / sum(CURVE))
         for number in range(count):
-            due = begun + day_seconds * (hour + number / count) / len(CURVE)
+            due = started + day_seconds * (hour + number / count) / len(CURVE)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await platform.submit("fan", count=CHILDREN)
             submitted += 1
-    await asyncio.sleep(max(0.0, begun + day_seconds - time.perf_counter()))
+    await asyncio.sleep(max(0.0, started + day_seconds - time.perf_counter()))
     return submitted
 
 

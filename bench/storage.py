@@ -47,9 +47,9 @@ def upload(backend: str, mib: int) -> None:
             storage = open_storage(server.settings_for(folder))
             storage.create_containers()
             storage.put(storage.location("small.bin"), b"x")  # so that the code of uploads is loaded
-            before, begun, cpu = peak_mib(), time.monotonic(), time.process_time()
+            before, started, cpu = peak_mib(), time.monotonic(), time.process_time()
             storage.put_file(storage.location("large.bin"), file)
-            seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
+            seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     print(f"upload of {mib} MiB to {backend}: {seconds:.1f} s, {cpu:.1f} s of CPU time")
     print(f"peak memory {peak_mib():.0f} MiB, {before:.0f} MiB before the upload")
 
@@ -75,9 +75,9 @@ def verify(count: int) -> None:
         storage: Any = open_storage(Settings(storage_folder=Path(name)))
         storage.__class__ = ManyObjects
         ManyObjects.count = count
-        before, begun, cpu = peak_mib(), time.monotonic(), time.process_time()
+        before, started, cpu = peak_mib(), time.monotonic(), time.process_time()
         report = asyncio.run(verify_storage(dsn, storage))
-        seconds, cpu = time.monotonic() - begun, time.process_time() - cpu
+        seconds, cpu = time.monotonic() - started, time.process_time() - cpu
     print(report.summary)
     print(f"verify-storage of {count} objects: {seconds:.1f} s, {cpu:.1f} s of CPU time in this process")
     print(f"peak memory {peak_mib():.0f} MiB, {before:.0f} MiB before")

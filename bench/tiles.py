@@ -202,9 +202,9 @@ class Way:
     processor_ms: float = 0
 
     def measure(self, tile: Tile) -> None:
-        before, begun = processor_ms(self.pid), time.perf_counter()
+        before, started = processor_ms(self.pid), time.perf_counter()
         self.get(tile)
-        self.rounds[-1].append((time.perf_counter() - begun) * 1000)
+        self.rounds[-1].append((time.perf_counter() - started) * 1000)
         self.processor_ms += processor_ms(self.pid) - before
 
     @property
@@ -317,14 +317,14 @@ def measure_load(server: Server, dataset: str, tiles: list[Tile], clients: int, 
 
     def request_tiles(seed: int) -> None:
         seeded, get = random.Random(seed), over_http(server.url, dataset, 256)
-        while (begun := time.perf_counter()) < until:
+        while (started := time.perf_counter()) < until:
             try:
                 get(seeded.choice(tiles))
             except (OSError, HTTPException, RuntimeError) as error:
                 errors.append(str(error))
                 get = over_http(server.url, dataset, 256)
             else:
-                times.append((time.perf_counter() - begun) * 1000)
+                times.append((time.perf_counter() - started) * 1000)
 
     threads = [Thread(target=request_tiles, args=(seed,)) for seed in range(clients)]
     for thread in threads:

@@ -103,7 +103,7 @@ async def compare(options: argparse.Namespace) -> dict[str, Any]:
                     f"  {name:10} " + "   ".join(f"{what} {value:8.1f}" for what, value in measured.items()), flush=True
                 )
                 print(
-                    "             CPU ms/task  " + "   ".join(f"{who} {ms:.2f}" for who, ms in spent.items()),
+                    "             CPU ms/task  " + "   ".join(f"{role} {ms:.2f}" for role, ms in spent.items()),
                     flush=True,
                 )
                 for kept, values in ((figures[name], measured), (cpu[name], spent)):
@@ -130,8 +130,8 @@ def main() -> int:
     for what, values in measured["servicebus over postgres"].items():
         print(f"  {what:16} {statistics.median(values):5.2f}  ({min(values):.2f} to {max(values):.2f})")
     for name, by_process in measured["cpu ms per task"].items():
-        medians = {who: statistics.median(values) for who, values in by_process.items()}
-        print(f"CPU ms per task of 50 ms, {name}: {', '.join(f'{who} {ms:.2f}' for who, ms in medians.items())}")
+        medians = {role: statistics.median(values) for role, values in by_process.items()}
+        print(f"CPU ms per task of 50 ms, {name}: {', '.join(f'{role} {ms:.2f}' for role, ms in medians.items())}")
     print(f"history: {measured['history']}")
     if options.json:
         options.json.write_text(json.dumps(measured, indent=2))

@@ -37,7 +37,7 @@ def recoveries(faults: Iterable[tuple[str, float | None]]) -> list[Recovery]:
 
 
 @dataclass
-class Outcome:
+class ChaosOutcome:
     seed: int
     seconds: float = 0.0
     quiet_seconds: float | None = None  # from the last fault to the end of the last job
@@ -79,7 +79,7 @@ class Outcome:
         }
 
 
-def report_text(outcome: Outcome) -> str:
+def report_text(outcome: ChaosOutcome) -> str:
     lines = [f"\n{'fault':24}{'times':>7}{'recovery p50':>15}{'p99':>9}{'unseen':>9}"]
     lines += [
         f"{recovery.kind:24}{recovery.count:7}{_seconds(recovery.p50):>15}{_seconds(recovery.p99):>9}"

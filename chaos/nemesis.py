@@ -98,7 +98,7 @@ def moments(seed: int, count: int, seconds: float) -> list[float]:
 class Fault:
     kind: str
     victim: str = ""
-    began: float = 0.0  # on the monotonic clock
+    started: float = 0.0  # on the monotonic clock
     counted_from: float | None = None
     recovered: float | None = None
 
@@ -162,11 +162,11 @@ class Nemesis:
 
     async def run(self, kinds: Sequence[str], at: Sequence[float]) -> None:
         """Inject the faults, and return when the last one is over."""
-        began = time.monotonic()
+        started = time.monotonic()
         supervising = asyncio.create_task(self._supervise())
         try:
             for kind, moment in zip(kinds, at, strict=True):
-                await asyncio.sleep(max(0.0, began + moment - time.monotonic()))
+                await asyncio.sleep(max(0.0, started + moment - time.monotonic()))
                 self._begin(kind)
             await asyncio.gather(*self._tasks)
         finally:
@@ -188,8 +188,8 @@ class Nemesis:
 
     def _record_begin(self, fault: Fault, victim: str = "") -> None:
         """Record that the fault begins now."""
-        fault.victim, fault.began = victim, time.monotonic()
-        fault.counted_from = fault.began
+        fault.victim, fault.started = victim, time.monotonic()
+        fault.counted_from = fault.started
         self.faults.append(fault)
         self.last = f"{fault.kind} {victim}".strip()
 
@@ -424,9 +424,9 @@ class Nemesis:
                 continue
             self._busy.add(process.name)
             try:
-                has_recovered, began = await self._recovery_probe(process), time.monotonic()
+                has_recovered, started = await self._recovery_probe(process), time.monotonic()
                 process.signal(signal.SIGTERM)
-                slowest = max(slowest, await self._hand_over_seconds(has_recovered, began))
+                slowest = max(slowest, await self._hand_over_seconds(has_recovered, started))
                 code = await process.ended(30)
                 if code:
                     self.unexpected_ends.append(f"{process.name} was asked to stop: exit code {code}")
@@ -442,14 +442,14 @@ class Nemesis:
             return await self.fleet.id_of(process) is not None
         return False
 
-    async def _hand_over_seconds(self, has_recovered: Probe, began: float) -> float:
-        deadline = began + WATCH_SECONDS
+    async def _hand_over_seconds(self, has_recovered: Probe, started: float) -> float:
+        deadline = started + WATCH_SECONDS
         while time.monotonic() < deadline:
             with suppress(psycopg.Error):
                 if await has_recovered():
                     break
             await asyncio.sleep(0.02)
-        return time.monotonic() - began
+        return time.monotonic() - started
 
     async def _skew(self, fault: Fault) -> None:
         victim = await self._take_victim("orchestrator", "worker")

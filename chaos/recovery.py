@@ -133,10 +133,10 @@ class _Trial:
 
     async def _orchestrator(self, act: Callable[..., None], which: signal.Signals) -> float:
         victim, jobs = await self._busiest()
-        began = time.monotonic()
+        started = time.monotonic()
         act(victim, which)
         await self._until(lambda: self._written_by_others(jobs), 120)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         await victim.ended(60)
         victim.start()
         await self.fleet.ready([victim], 60)
@@ -173,10 +173,10 @@ class _Trial:
         jobs = await self.fleet.submit(LONG, 3 * WORKERS)
         pid, tasks = await self.fleet.until(lambda: self._busiest_worker(jobs), 60, "tasks to run")
         (victim,) = [process for process in self.fleet.processes if process.pid == pid]
-        began = time.monotonic()
+        started = time.monotonic()
         victim.kill()
         await self._until(lambda: self._have_ended(tasks), 120)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         victim.start()
         await self.fleet.ready([victim], 60)
         await self._cancel(jobs)
@@ -206,11 +206,11 @@ class _Trial:
     async def _postgres(self) -> float:
         self.testbed.kill_server()
         self.testbed.cluster.start()
-        began = time.monotonic()
+        started = time.monotonic()
         since = await scalar(self.fleet.dsn, "SELECT clock_timestamp()")
         query = "SELECT EXISTS (SELECT 1 FROM chaos.events WHERE at > %s)"
         await self._until(lambda: scalar(self.fleet.dsn, query, since), 120)
-        return time.monotonic() - began
+        return time.monotonic() - started
 
     async def _until(self, check: Callable[[], Awaitable[Any]], seconds: float) -> None:
         deadline = time.monotonic() + seconds

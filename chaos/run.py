@@ -14,7 +14,7 @@ from tests.engine.processes import END_STATES
 
 from chaos import audit
 from chaos.effects import Effects
-from chaos.figures import Outcome, recoveries
+from chaos.figures import ChaosOutcome, recoveries
 from chaos.load import Acknowledged, JobRequests, Load
 from chaos.nemesis import BROKER_FAULT_COUNTS, FAULT_COUNTS, Nemesis, draw, moments
 from chaos.testbed import FAST_PROFILE, Testbed, cancel_all, running_testbed
@@ -61,8 +61,8 @@ class OpenWork:
     open_jobs: int = 0
 
 
-async def run_chaos(options: Options) -> Outcome:
-    began = time.monotonic()
+async def run_chaos(options: Options) -> ChaosOutcome:
+    started = time.monotonic()
     async with running_testbed(
         options.settings,
         orchestrators=options.orchestrators,
@@ -74,11 +74,11 @@ async def run_chaos(options: Options) -> Outcome:
             f"{options.orchestrators} orchestrators and {options.workers} workers run; seed {options.seed}", flush=True
         )
         try:
-            outcome = await ChaosRun(testbed, options, began).execute()
+            outcome = await ChaosRun(testbed, options, started).execute()
         finally:
             if options.logs:
                 _keep_logs(testbed, options.logs)
-    outcome.seconds = time.monotonic() - began
+    outcome.seconds = time.monotonic() - started
     return outcome
 
 
@@ -90,8 +90,8 @@ def _keep_logs(testbed: Testbed, folder: Path) -> None:
 
 
 class ChaosRun:
-    def __init__(self, testbed: Testbed, options: Options, began: float) -> None:
-        self.testbed, self.options, self.began = testbed, options, began
+    def __init__(self, testbed: Testbed, options: Options, started: float) -> None:
+        self.testbed, self.options, self.started = testbed, options, started
         self.effects = testbed.folder / "effects"
         self.open_work = OpenWork()
         self.load = Load(
@@ -106,7 +106,7 @@ class ChaosRun:
         )
         self.nemesis = Nemesis(testbed, self.load, self.effects, options.seed, options.settings)
 
-    async def execute(self) -> Outcome:
+    async def execute(self) -> ChaosOutcome:
         watching = [asyncio.create_task(self._keep_sampling()), asyncio.create_task(self._print_progress())]
         streaming = asyncio.create_task(self.load.stream())
         try:
@@ -167,7 +167,7 @@ class ChaosRun:
             rate = (open_work.attempts - attempts) / PRINT_SECONDS
             attempts = open_work.attempts
             print(
-                f"{time.monotonic() - self.began:4.0f} s  {len(self.nemesis.faults):3} faults  {attempts:6,} attempts"
+                f"{time.monotonic() - self.started:4.0f} s  {len(self.nemesis.faults):3} faults  {attempts:6,} attempts"
                 f"  {rate:4.0f}/s  {len(self.load.acknowledged):5,} jobs, {open_work.open_jobs:3} open"
                 f"  last: {self.nemesis.last}",
                 flush=True,
@@ -175,7 +175,7 @@ class ChaosRun:
 
     # The end
 
-    async def _judge(self, quiet_seconds: float | None) -> Outcome:
+    async def _judge(self, quiet_seconds: float | None) -> ChaosOutcome:
         options, nemesis = self.options, self.nemesis
         effects = Effects.read(self.effects)
         findings, report = await audit.examine(self.testbed.fleet.dsn, effects, options.max_losses)
@@ -185,13 +185,13 @@ class ChaosRun:
         jobs = {row["job_id"]: row for row in rows}
         (late,) = await self.testbed.fleet.rows("SELECT count(*) AS n FROM chaos.results WHERE NOT accepted")
         acknowledged = list(self.load.acknowledged.values())
-        return Outcome(
+        return ChaosOutcome(
             seed=options.seed,
             quiet_seconds=quiet_seconds,
             recoveries=recoveries((fault.kind, fault.recovery_seconds) for fault in nemesis.faults),
             faults=len(nemesis.faults),
             log=[
-                (fault.kind, fault.victim, round(fault.began - self.began, 2), fault.recovery_seconds)
+                (fault.kind, fault.victim, round(fault.started - self.started, 2), fault.recovery_seconds)
                 for fault in nemesis.faults
             ],
             jobs=Counter(each.request.kind for each in acknowledged),

@@ -96,8 +96,8 @@ def trends(samples: Sequence[dict[str, float]]) -> list[Trend]:
     third = max(1, len(samples) // 3)
     names = list(samples[-1])
 
-    def middle(some: Sequence[dict[str, float]], name: str) -> float:
-        return statistics.median([sample[name] for sample in some if name in sample])
+    def middle(part: Sequence[dict[str, float]], name: str) -> float:
+        return statistics.median([sample[name] for sample in part if name in sample])
 
     return [Trend(name, middle(samples[:third], name), middle(samples[-third:], name)) for name in names]
 
@@ -219,16 +219,16 @@ async def _soaked(
 ) -> None:
     """Samples are taken once retention deletes as many jobs as are created."""
     streaming = [asyncio.create_task(stream) for stream in streams]
-    began = time.monotonic()
+    started = time.monotonic()
     try:
-        while (passed := time.monotonic() - began) < seconds:
+        while (passed := time.monotonic() - started) < seconds:
             ended, _ = await asyncio.wait(streaming, timeout=soak.window, return_when=asyncio.FIRST_COMPLETED)
             for stream in ended:
                 await stream
             if passed < warm_up:
                 continue
             await soak.sample()
-            print(f"{time.monotonic() - began:5.0f} s  {describe()}  {soak.line()}", flush=True)
+            print(f"{time.monotonic() - started:5.0f} s  {describe()}  {soak.line()}", flush=True)
     finally:
         await cancel_all(streaming)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import psycopg
+from psycopg.rows import scalar_row
 from tests.engine.processes import FAST, Fleet, Process, Role
 from tests.servicebus.broker import BrokerProcess
 
@@ -167,10 +168,10 @@ def remove_leftovers() -> None:
 
 
 async def scalar(dsn: str, query: str, *values: Any) -> Any:
-    """The first column of the first row."""
+    """The value of a query for one value; None if it has no row."""
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-        row = await (await connection.execute(cast("Any", query), values)).fetchone()
-        return row[0] if row else None
+        cursor = connection.cursor(row_factory=scalar_row)
+        return await (await cursor.execute(cast("Any", query), values)).fetchone()
 
 
 async def cancel_all(tasks: list[asyncio.Task[Any]]) -> None:

@@ -71,9 +71,9 @@ def _run(chosen: Sequence[Mutant], *, as_json: bool) -> int:
         results = list(_trials(scratch, chosen))
     seconds = time.monotonic() - started
     print(_as_json(results, seconds) if as_json else _table(results))
-    good = sum(trial.is_good for trial in results)
-    _print(f"{good} of {len(results)} bugs caught in {seconds / 60:.1f} minutes")
-    return 0 if good == len(results) else 1
+    detected = sum(trial.is_good for trial in results)
+    _print(f"{detected} of {len(results)} bugs caught in {seconds / 60:.1f} minutes")
+    return 0 if detected == len(results) else 1
 
 
 def _trials(scratch: Scratch, chosen: Sequence[Mutant]) -> Iterable[Trial]:

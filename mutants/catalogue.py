@@ -210,7 +210,7 @@ MUTANTS: Final = (
         "monitor acts without checking for changes",
         ENGINE,
         ("tests/engine/test_janitor.py",),
-        [Edit(f"{SQL}/janitor.sql", " AND j.epoch = s.epoch AND j.version = s.version", "")],
+        [Edit(f"{SQL}/janitor.sql", "       AND j.epoch = s.epoch\n       AND j.version = s.version\n", "")],
         adapted="the janitor only ends claims: the mutant does not check whether the job has changed since it was read",
     ),
     Mutant(

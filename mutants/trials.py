@@ -89,8 +89,8 @@ def judged(mutant: Mutant, ran: Run) -> Trial:
 
 def pytest(scratch: Scratch, arguments: Sequence[str]) -> Run:
     """Run pytest in a session of its own: it gets Ctrl-C only once, from us, and ends its own processes."""
-    aside = ["-p", "no:cacheprovider", f"--basetemp={scratch.folder / 'tmp'}"]
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *aside, *arguments]
+    options = ["-p", "no:cacheprovider", f"--basetemp={scratch.folder / 'tmp'}"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *options, *arguments]
     started = time.monotonic()
     process = subprocess.Popen(
         command,

@@ -1,10 +1,13 @@
 """Write docs/states.md from the transition tables in jobs/states.py. With --check, only compare them."""
 
 import sys
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from dagmaster.jobs.diagrams import JOB, NODE, TASK, LifeCycle, mermaid
+from dagmaster.jobs import states
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 
 PAGE = Path(__file__).parent.parent / "docs" / "states.md"
@@ -53,6 +56,36 @@ MEANINGS: dict[str, dict[StrEnum, str]] = {
     },
 }
 
+Moves = Mapping[Any, frozenset[Any]]  # members of one of the enums
+
+
+@dataclass(frozen=True, slots=True)
+class LifeCycle:
+    """The states of one kind of row. A rerun leads back from a final state and increments `counter`."""
+
+    name: str
+    initial: Collection[StrEnum]
+    moves: Moves
+    terminal: Collection[StrEnum]
+    reruns: Moves
+    counter: str = ""
+
+    @property
+    def states(self) -> tuple[StrEnum, ...]:
+        return tuple(self.moves)
+
+    def after(self, state: StrEnum) -> list[StrEnum]:
+        """The states that may follow, in the order of their declaration."""
+        return [target for target in self.states if target in self.moves[state]]
+
+    def rerun(self, state: StrEnum) -> list[StrEnum]:
+        return [target for target in self.states if target in self.reruns.get(state, ())]
+
+
+JOB = LifeCycle("job", states.JOB_INITIAL, states.JOB_MOVES, states.JOB_TERMINAL, states.JOB_RERUNS, "resume_count")
+NODE = LifeCycle("node", states.NODE_INITIAL, states.NODE_MOVES, states.NODE_TERMINAL, states.NODE_RERUNS, "run")
+TASK = LifeCycle("task", states.TASK_INITIAL, states.TASK_MOVES, states.TASK_TERMINAL, {})
+
 
 def render() -> str:
     return "\n".join([INTRODUCTION, *(_section(cycle) for cycle in (JOB, NODE, TASK))])
@@ -67,6 +100,25 @@ def _section(cycle: LifeCycle) -> str:
 def _next(cycle: LifeCycle, state: StrEnum) -> str:
     targets = [*cycle.after(state), *(f"{target} ({cycle.counter} + 1)" for target in cycle.rerun(state))]
     return ", ".join(targets) or "none"
+
+
+def mermaid(cycle: LifeCycle) -> str:
+    """The diagram: initial states, transitions, final states."""
+    return "\n".join(["stateDiagram-v2", *(f"    {line}" for line in _mermaid_lines(cycle)), ""])
+
+
+def _mermaid_lines(cycle: LifeCycle) -> Iterator[str]:
+    for state in cycle.states:
+        if state in cycle.initial:
+            yield f"[*] --> {state}"
+    for state in cycle.states:
+        for target in cycle.after(state):
+            yield f"{state} --> {target}"
+        for target in cycle.rerun(state):
+            yield f"{state} --> {target} : {cycle.counter} + 1"
+    for state in cycle.states:
+        if state in cycle.terminal:
+            yield f"{state} --> [*]"
 
 
 def main(arguments: list[str]) -> int:

@@ -53,9 +53,9 @@ async def serve(driver: Driver) -> None:
     ready()
     for line in sys.stdin:
         request = json.loads(line)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await getattr(driver, request["do"])(request["count"])
-        print(json.dumps({"seconds": time.perf_counter() - begun}), flush=True)
+        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
 
 
 def main(peer: Peer) -> None:

@@ -1,10 +1,14 @@
-"""The rule for dataset ids: what a dataset is called in storage, in the catalogue and in URLs."""
+"""The rule for dataset ids: what a dataset is called in storage, in the catalogue and in URLs. What identifies one
+revision of a dataset."""
 
 import re
 import unicodedata
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import quoted
 
 MAX_ID_LENGTH = 100
 RULE = f"lower-case letters and digits, with . _ - between them, at most {MAX_ID_LENGTH} characters"
@@ -14,13 +18,28 @@ _RESERVED = re.compile(rf"[0-9a-f]{{32}}|{_JOB_DATASET_ID.pattern}")
 _ID = re.compile(rf"[a-z0-9](?:[a-z0-9._-]{{0,{MAX_ID_LENGTH - 2}}}[a-z0-9])?")
 
 
+@dataclass(frozen=True, slots=True)
+class RevisionKey:
+    """A revision of a version of a dataset."""
+
+    dataset_id: str
+    ordinal: int = 0
+    revision: int = 1
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        return {"dataset_id": self.dataset_id, "ordinal": self.ordinal, "revision": self.revision, **others}
+
+    def __str__(self) -> str:
+        return f"version {self.ordinal}, revision {self.revision} of dataset '{self.dataset_id}'"
+
+
 def is_dataset_id(text: str) -> bool:
     return bool(_ID.fullmatch(text))
 
 
 def require_dataset_id(text: str, *, code: str = "storage.bad-dataset") -> None:
     if not is_dataset_id(text):
-        raise InvalidRequest(f"{_shown(text)} is not a valid dataset id", code=code, hint=f"use {RULE}")
+        raise InvalidRequest(f"{quoted(text)} is not a valid dataset id", code=code, hint=f"use {RULE}")
 
 
 def is_reserved(dataset_id: str) -> bool:
@@ -47,7 +66,7 @@ def dataset_id_from(text: str) -> str:
     dataset_id = _plain(text)
     if not dataset_id:
         raise InvalidRequest(
-            f"no dataset id can be made from {_shown(text)}", code="storage.bad-dataset", hint="pass a dataset id"
+            f"no dataset id can be made from {quoted(text)}", code="storage.bad-dataset", hint="pass a dataset id"
         )
     return dataset_id
 
@@ -60,9 +79,3 @@ def has_dataset_id(text: str) -> bool:
 def _plain(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9_.]+", "-", plain)[:MAX_ID_LENGTH].strip("-_.")
-
-
-def _shown(text: str) -> str:
-    """The beginning of a text, in quotes, without characters that control a terminal."""
-    start = text[:80]
-    return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(text) > 80 else "")

@@ -65,7 +65,7 @@ STATEMENTS: Final = (
     "outbox_postpone",
 )
 # Steps of orchestrators, workers and handlers, from the claim of a job to the reports of its tasks; then the callback
-# to the submitter. The steps of the relay exist only with a message broker.
+# to the submitter. The steps `relay.…`, of the relay and of the job queue, exist only with a message broker.
 STEPS: Final = (
     "orchestrator.claimed",
     "orchestrator.fenced",

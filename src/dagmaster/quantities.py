@@ -1,4 +1,4 @@
-"""Numbers with their nouns and units, and short lists, for messages."""
+"""Numbers with their nouns and units, short lists and shortened texts, for messages."""
 
 from collections.abc import Sequence
 
@@ -11,6 +11,17 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 def first_of(values: Sequence[object], maximum: int) -> str:
     """The first values, and whether there are more: `a, b`, or `a, b, …`."""
     return ", ".join(map(str, values[:maximum])) + (", …" if len(values) > maximum else "")
+
+
+def shortened(text: str, max_length: int) -> str:
+    """The text, or its beginning and `…`, together not longer than the maximum."""
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+
+
+def quoted(text: str) -> str:
+    """The beginning of a text, in quotes, without characters that control a terminal."""
+    start = text[:80]
+    return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(text) > 80 else "")
 
 
 def size_text(size_bytes: int) -> str:

@@ -27,6 +27,7 @@ from pydantic_settings import (
 from dagmaster.errors import InvalidRequest
 from dagmaster.listen import is_loopback
 from dagmaster.observe.redaction import protect, redact
+from dagmaster.quantities import shortened
 
 DEFAULT_QUEUES = ("dag-worker-tasks", "functionapp-tasks", "container-tasks")
 PREFIX = "DAGMASTER_"
@@ -50,7 +51,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 PortOrAny = Annotated[int, Field(ge=0, le=65535)]
 Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[tuple[Name, ...], NoDecode, Field(min_length=1)]
-Backend = Literal["folder", "azure", "s3"]
+StorageBackend = Literal["folder", "azure", "s3"]
 ZONES = ("bronze", "silver", "external")
 AZURITE_ACCOUNT = "devstoreaccount1"
 
@@ -74,7 +75,7 @@ _CONFLICTING = (
 )
 
 
-class _Environment(EnvSettingsSource):
+class _EnvironmentVariables(EnvSettingsSource):
     """The environment variables. No value is JSON: the validators of `Settings` split lists."""
 
     def prepare_field_value(self, field_name: str, field: FieldInfo, value: Any, value_is_complex: bool) -> Any:
@@ -97,7 +98,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Arguments take precedence over environment variables; files are not read."""
-        return init_settings, _Environment(settings_cls)
+        return init_settings, _EnvironmentVariables(settings_cls)
 
     run_mode: Literal["up", "orchestrator", "worker", "serving", "gateway"] = Field(
         "up",
@@ -587,15 +588,17 @@ class Settings(BaseSettings):
         None, description="Folder of processed data and intermediate files, if it is not in STORAGE_FOLDER"
     )
     external_folder: Path | None = Field(None, description="Folder of public data, if it is not in STORAGE_FOLDER")
-    storage_backend: Backend = Field(
+    storage_backend: StorageBackend = Field(
         "folder",
         description="Where the zones are stored: in folders, containers of an Azure storage account, or S3 buckets",
     )
-    bronze_backend: Backend | None = Field(None, description="Backend of raw data, if it is not STORAGE_BACKEND")
-    silver_backend: Backend | None = Field(
+    bronze_backend: StorageBackend | None = Field(None, description="Backend of raw data, if it is not STORAGE_BACKEND")
+    silver_backend: StorageBackend | None = Field(
         None, description="Backend of processed data and intermediate files, if it is not STORAGE_BACKEND"
     )
-    external_backend: Backend | None = Field(None, description="Backend of public data, if it is not STORAGE_BACKEND")
+    external_backend: StorageBackend | None = Field(
+        None, description="Backend of public data, if it is not STORAGE_BACKEND"
+    )
     scratch_folder: Path | None = Field(
         None,
         description="Folder for large files before they are uploaded to an object store; by default `scratch` in the "
@@ -853,30 +856,17 @@ class Settings(BaseSettings):
     @field_validator("oidc_roles")
     @classmethod
     def _scopes_of_roles(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pair in value:
-            if not _ROLE.fullmatch(pair):
-                raise ValueError("must be pairs ROLE=SCOPE, separated by commas")
-        return value
+        return _checked_pairs(value, _ROLE, "ROLE=SCOPE")
 
     @field_validator("legacy_shares")
     @classmethod
     def _percentages(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pair in value:
-            if not _PERCENTAGE.fullmatch(pair):
-                raise ValueError("must be pairs JOB_TYPE=PERCENT, separated by commas")
-        if len({pair.partition("=")[0] for pair in value}) < len(value):
-            raise ValueError("a job type is given twice")
-        return value
+        return _checked_pairs(value, _PERCENTAGE, "JOB_TYPE=PERCENT", unique="a job type")
 
     @field_validator("worker_queue_concurrency")
     @classmethod
     def _queue_limits(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for pair in value:
-            if not _CONCURRENCY.fullmatch(pair):
-                raise ValueError("must be pairs QUEUE=COUNT, separated by commas")
-        if len({pair.rpartition("=")[0] for pair in value}) < len(value):
-            raise ValueError("a queue is given twice")
-        return value
+        return _checked_pairs(value, _CONCURRENCY, "QUEUE=COUNT", unique="a queue")
 
     @field_validator("trusted_proxies")
     @classmethod
@@ -989,8 +979,8 @@ class Settings(BaseSettings):
         pairs = (pair.rpartition("=") for pair in self.worker_queue_concurrency)
         return {queue: int(count) for queue, _, count in pairs}
 
-    def backend_of(self, zone: str) -> Backend:
-        backend: Backend | None = getattr(self, f"{zone}_backend")
+    def backend_of(self, zone: str) -> StorageBackend:
+        backend: StorageBackend | None = getattr(self, f"{zone}_backend")
         return backend or self.storage_backend
 
     def azure_account_of(self, zone: str) -> str | None:
@@ -1162,6 +1152,17 @@ def warnings() -> list[str]:
     return [f"{name} is not a setting{_did_you_mean(name.upper(), valid)}" for name in unknown]
 
 
+def _checked_pairs(
+    pairs: tuple[str, ...], pattern: re.Pattern[str], form: str, *, unique: str | None = None
+) -> tuple[str, ...]:
+    """The pairs KEY=VALUE if they match the pattern. `unique` is what a key names if it may be given only once."""
+    if not all(map(pattern.fullmatch, pairs)):
+        raise ValueError(f"must be pairs {form}, separated by commas")
+    if unique and len({pair.partition("=")[0] for pair in pairs}) < len(pairs):
+        raise ValueError(f"{unique} is given twice")
+    return pairs
+
+
 def _conflicts(error: ValidationError) -> list[str]:
     return [
         line for mistake in error.errors() if not mistake["loc"] for line in str(mistake["ctx"]["error"]).split("\n")
@@ -1173,7 +1174,7 @@ def _shown(field: FieldInfo, value: Any) -> str:
     if not field.repr:
         return ""
     text = redact(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    return f"={text if len(text) <= _MAX_SHOWN_LENGTH else text[: _MAX_SHOWN_LENGTH - 1] + '…'}"
+    return f"={shortened(text, _MAX_SHOWN_LENGTH)}"
 
 
 def _bound(note: Any) -> str:

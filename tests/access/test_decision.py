@@ -10,11 +10,14 @@ from dagmaster.access.decision import (
     ReadAccess,
     link_access,
     may_preview,
+    own_platform_of,
     read_access,
     readable_clearances,
+    submitting_platform,
 )
 from dagmaster.access.links import VersionLink
 from dagmaster.assets.states import ApprovalState, AssetState, AssetVersionState, Clearance, Exposure, ProcessingState
+from dagmaster.errors import NotAllowed
 
 pytestmark = pytest.mark.requirement("C3")
 
@@ -134,6 +137,23 @@ def test_a_search_finds_the_assets_whose_latest_version_the_caller_may_read(clea
 
 def test_only_reviewers_operators_and_administrators_may_preview():
     assert {kind for kind, caller in CALLERS.items() if may_preview(caller)} == {"reviewer", "operator", "admin"}
+
+
+def test_the_scope_b2b_limits_submissions_to_one_platform():
+    operating = Caller("hub", frozenset({Scope.B2B, Scope.OPERATOR}), "ddh")
+
+    assert submitting_platform(CALLERS["own"]) == "ddh"
+    assert submitting_platform(operating) is None
+    assert submitting_platform(CALLERS["author"]) is None
+
+
+@pytest.mark.parametrize("platform_id", [None, ""])
+@pytest.mark.parametrize("platform_of", [submitting_platform, own_platform_of])
+def test_a_caller_with_the_scope_b2b_and_no_platform_is_not_one_without_a_limit(platform_of, platform_id):
+    with pytest.raises(NotAllowed) as refused:
+        platform_of(Caller("hub", frozenset({Scope.B2B, Scope.AUTHOR}), platform_id))
+
+    assert refused.value.code == "platform.not-own"
 
 
 # the name of a state above, the link; then the access: without a revision in the request, with revision 1, with 2

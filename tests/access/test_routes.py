@@ -13,8 +13,6 @@ from dagmaster.dataset_urls import is_map_path
 from dagmaster.gateway.app import create_app as create_gateway
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import WorkflowLibrary
-from dagmaster.observe import probes
-from dagmaster.roles.lifecycle import PROBE_PERMISSION
 from dagmaster.serving.app import create_app as create_maps
 from dagmaster.settings import SCOPES, load
 from dagmaster.web.authentication import permission_of, routes_of
@@ -113,11 +111,6 @@ def test_no_dependency_of_dagmaster_runs_in_a_thread(create):
 
     assert len(ours) > 3
     assert [call for call in plain if not inspect.iscoroutinefunction(type(call).__call__)] == []
-
-
-def test_the_probes_of_workers_need_no_permission():
-    assert set(PROBE_PERMISSION) == set(probes.PATHS)
-    assert set(PROBE_PERMISSION.values()) == {Permission.ANYONE}
 
 
 def test_a_worker_key_may_only_execute_and_report_tasks():

@@ -50,9 +50,9 @@ async def _answers(client: AsyncClient, path: str = "/readyz") -> bool:
 
 
 async def seconds_until(running: Fleet, holds: Callable[[], Awaitable[Any]], what: str) -> float:
-    begun = time.monotonic()
+    started = time.monotonic()
     await running.until(holds, 20, what)
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 @pytest.mark.requirement("E7")

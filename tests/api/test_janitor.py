@@ -45,7 +45,9 @@ async def test_a_job_that_cannot_be_advanced_shows_the_error_until_it_can(databa
     janitor, owner = PostgresJanitor(database), uuid4()
     async with engine(database, orchestrators=0) as running, api(database, running) as client:
         job_id = await running.submit("hello_world")
-        (claim,) = await running.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=60, patience_seconds=0)
+        (claim,) = await running.ledger.claim_orphans(
+            owner, limit=1, orphan_after_seconds=60, unclaimed_after_seconds=0
+        )
         assert (await ok(client.get(f"{V1}/jobs/{job_id}")))["advance_error"] is None
 
         await janitor.note_stuck(uuid4(), owner, claim, "ValueError: boom")

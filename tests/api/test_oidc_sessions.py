@@ -207,12 +207,15 @@ async def test_a_failing_issuer_is_reported_and_never_signs_a_user_in(shared_dat
     async with platform(shared_database, local) as client:
         for path, answer, code in cases:
             local.answers = {path: answer}
-            response = await client.get(START)
-            if path == "/token":
-                response = await client.get(await at_issuer(response.headers["location"]))
+            with structlog.testing.capture_logs() as lines:
+                response = await client.get(START)
+                if path == "/token":
+                    response = await client.get(await at_issuer(response.headers["location"]))
 
             check(response, 503 if code == "auth.issuer-unavailable" else 401, code)
             assert not signed_in_by(response)
+            is_logged = any(line["event"] == "the OIDC issuer does not respond" for line in lines)
+            assert is_logged is (code == "auth.issuer-unavailable")
 
 
 OTHER_PLACES = [

@@ -1,12 +1,16 @@
 """The routes for operators: instances, queues, dead letters, the schema, workflows, and reports over HTTP."""
 
 import asyncio
+from types import SimpleNamespace
 from uuid import UUID, uuid4
 
 import pytest
 
+from dagmaster.api import health
 from dagmaster.database.ledger.protocol import Demand
+from dagmaster.database.reads.installation import Liveness
 from dagmaster.jobs.model import Submission
+from dagmaster.testing.virtual import virtual_time
 from tests.api.serving import V1, api, ok, pages_of
 from tests.engine.harness import engine, open_gate, until, workflow
 
@@ -130,12 +134,13 @@ async def test_stats_and_health_report_the_state_of_the_platform(database):
 @pytest.mark.parametrize(
     ("change", "detail"),
     [
-        ("UPDATE dagapp.schema_info SET software_version = '99.1'", "it has all columns that this software needs"),
+        ("UPDATE dagapp.schema_info SET software_version = '99.1'", "it has all columns and functions"),
         ("ALTER TABLE dagapp.dag_jobs ADD COLUMN of_the_next_release text", "it has all columns"),
         ("ALTER TABLE dagapp.dag_jobs DROP COLUMN correlation_id CASCADE", "it lacks dag_jobs.correlation_id"),
+        ("DROP FUNCTION dagapp.word_query", "it lacks word_query()"),
     ],
 )
-async def test_an_instance_is_ready_on_another_schema_that_has_its_columns(database, change, detail):
+async def test_an_instance_is_ready_on_another_schema_that_has_its_columns_and_functions(database, change, detail):
     async with engine(database, orphan_threshold_sec=60.0) as running, api(database, running) as client:
         await running.rows("UPDATE dagapp.schema_info SET fingerprint = 'of another release'")
         await running.rows(change)
@@ -144,6 +149,30 @@ async def test_an_instance_is_ready_on_another_schema_that_has_its_columns(datab
     (schema,) = (check for check in ready.json()["checks"] if check["name"] == "schema")
     assert detail in schema["detail"]
     assert ready.status_code == (503 if "lacks" in detail else 200)
+
+
+@pytest.mark.requirement("O1")
+@virtual_time
+async def test_a_comparison_of_schemas_that_takes_too_long_is_reported_within_the_time_of_a_probe():
+    """Kubernetes waits 5 seconds for a probe, so both statements share one limit."""
+
+    class SlowReads:
+        async def liveness(self, *_: object) -> Liveness:
+            await asyncio.sleep(2)
+            return Liveness("of another release", "dagmaster", None, 0, 0)
+
+        async def deployed_parts(self) -> list[str]:
+            return await asyncio.Future()
+
+    services = SimpleNamespace(orchestrator=None, alive_within=60.0, reads=SlowReads())
+    started = asyncio.get_running_loop().time()
+    report = await health._health(services)
+    seconds = asyncio.get_running_loop().time() - started
+
+    assert seconds == pytest.approx(health.TIMEOUT_SECONDS)
+    assert not report.is_ready
+    assert report.checks[1].detail.endswith("cannot be read: no response within 3 s")
+    assert "dagmaster db status" in report.checks[1].hint
 
 
 @pytest.mark.requirement("O1")

@@ -174,10 +174,10 @@ async def test_a_stopping_server_ends_its_streams_at_once(database):
         async with served(app_of(database, running)) as server, AsyncClient(base_url=server.url) as client:
             watching = asyncio.create_task(all_of(client, job_id))
             await asyncio.sleep(0.5)
-            begun = loop.time()
+            started = loop.time()
             await server.stop()
             events = await asyncio.wait_for(watching, 10)
-            seconds = loop.time() - begun
+            seconds = loop.time() - started
 
     assert events
     assert seconds < 3
@@ -196,10 +196,10 @@ async def test_a_stopping_server_ends_the_streams_of_all_changes_at_once(databas
 
             watching = asyncio.create_task(watch())
             await until(lambda: asyncio.sleep(0, app.state.services.changes.watchers == 1))
-            begun = loop.time()
+            started = loop.time()
             await server.stop()
             await asyncio.wait_for(watching, 10)
-            seconds = loop.time() - begun
+            seconds = loop.time() - started
 
     assert seconds < 3
 

@@ -32,18 +32,18 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def node(name: str, ended: float | None, begun: float | None = None, **counts: int) -> NodeSummary:
+def node(name: str, ended: float | None, started: float | None = None, **counts: int) -> NodeSummary:
     return NodeSummary(
         node_id=name,
         status=NodeStatus.PENDING if ended is None else NodeStatus.COMPLETED,
-        dispatched_at=None if begun is None else at(begun),
+        dispatched_at=None if started is None else at(started),
         completed_at=None if ended is None else at(ended),
         **counts,
     )
 
 
 def snapshot(now: float, *later: NodeSummary) -> Snapshot:
-    nodes = (node("start", 0), node("list", 4, begun=1), *later)
+    nodes = (node("start", 0), node("list", 4, started=1), *later)
     return Snapshot(JobStatus.RUNNING, START, START, None, None, at(now), nodes)
 
 

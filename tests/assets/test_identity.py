@@ -1,9 +1,11 @@
 """Platforms, references and asset ids."""
 
+import psycopg
 import pytest
 
-from dagmaster.assets.identity import SHIPPED, RegisteredPlatform, asset_id_of, check_references
+from dagmaster.assets.identity import RegisteredPlatform, asset_id_of, check_references
 from dagmaster.errors import Conflict, InvalidRequest
+from tests.assets.platforms import SHIPPED
 
 pytestmark = pytest.mark.requirement("A1", "A2")
 
@@ -76,6 +78,18 @@ def test_submissions_for_an_inactive_platform_are_refused():
         check_references(RegisteredPlatform("old", "Old", ("id",), is_active=False), {"id": "1"})
 
     assert raised.value.code == "platform.inactive"
+
+
+def test_the_deployed_schema_has_the_shipped_platforms(shared_database):
+    columns = "platform_id, display_name, required_refs, optional_refs, version_ref, is_active"
+    with psycopg.connect(shared_database) as connection:
+        rows = connection.execute(f"SELECT {columns} FROM dagapp.platforms").fetchall()
+
+    platforms = {
+        RegisteredPlatform(*(tuple(value) if isinstance(value, list) else value for value in row)) for row in rows
+    }
+
+    assert platforms == set(SHIPPED)
 
 
 def test_the_shipped_platforms_identify_assets_without_a_version():

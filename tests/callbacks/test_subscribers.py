@@ -18,10 +18,10 @@ from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.reject import reject
 from dagmaster.operations.assets.request import _content_of
 from dagmaster.operations.assets.unpublish import unpublish
-from dagmaster.operations.submit import prepare, submit
+from dagmaster.operations.submit import prepare
 from tests.callbacks.receivers import receiver, status
 from tests.callbacks.test_sender import deliver, secrets, sender_of
-from tests.engine.harness import workflow
+from tests.engine.harness import submit, workflow
 from tests.operations.kit import ADA, BOB, Kit
 
 pytestmark = pytest.mark.requirement("E24", "G1", "G4")

@@ -285,12 +285,12 @@ async def test_a_response_that_arrives_byte_by_byte_is_an_error(short_limits):
             await asyncio.sleep(0.1)
         writer.close()
 
-    began = time.monotonic()
+    started = time.monotonic()
     async with listening(drip) as port:
         with pytest.raises(Unavailable, match="no response within"):
             await send(f"http://127.0.0.1:{port}/", b"{}", {}, allow_private=True)
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - started < 3
 
 
 async def test_a_body_that_never_ends_does_not_delay_a_success(short_limits):

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from chaos.effects import Effects
-from chaos.figures import Outcome, percentile, recoveries, report_text
+from chaos.figures import ChaosOutcome, percentile, recoveries, report_text
 from chaos.load import Acknowledged, ExpectedJob
 from chaos.recovery import BOUNDS, Measured
 from chaos.run import _lost, _wrong
@@ -56,9 +56,9 @@ def test_a_recovery_that_was_not_observed_is_reported_separately() -> None:
     assert (cut.count, cut.p50, cut.unseen) == (1, None, 1)
 
 
-def outcome(**facts: Any) -> Outcome:
+def outcome(**facts: Any) -> ChaosOutcome:
     good = {"seed": 1, "faults": 100, "attempts": 20_000, "fenced": 3, "wanted_faults": 100, "wanted_attempts": 20_000}
-    return Outcome(**{**good, "zeros": {"jobs lost": []}, "jobs": Counter(), "ends": Counter(), **facts})
+    return ChaosOutcome(**{**good, "zeros": {"jobs lost": []}, "jobs": Counter(), "ends": Counter(), **facts})
 
 
 def test_a_run_without_violations_has_no_problems() -> None:

@@ -110,10 +110,10 @@ async def test_held_messages_are_delivered_after_release(link: Link, session: ps
 
 async def test_a_delay_applies_in_both_directions(link: Link, session: psycopg.AsyncConnection) -> None:
     link.conditions.delay_seconds = (0.1, 0.01)
-    began = time.monotonic()
+    started = time.monotonic()
     await check(session)
 
-    assert time.monotonic() - began > 0.15
+    assert time.monotonic() - started > 0.15
 
 
 async def test_a_commit_whose_response_is_lost_has_taken_effect(link: Link, session: psycopg.AsyncConnection) -> None:
@@ -146,8 +146,8 @@ async def test_notifications_are_forwarded_dropped_or_doubled(link: Link, what: 
 
 async def test_an_unreachable_server_is_reported_at_once(proxy: Proxy, tmp_path: Path) -> None:
     proxy._server = tmp_path / SOCKET
-    began = time.monotonic()
+    started = time.monotonic()
 
     with pytest.raises(psycopg.OperationalError):
         await connected(proxy.open("nowhere"))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - started < 2

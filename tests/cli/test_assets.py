@@ -286,6 +286,28 @@ def test_a_withdrawn_version_is_the_default_of_approve_unless_another_one_is_pro
     assert "hint: submit it again" in failed.err
 
 
+@pytest.mark.requirement("M3")
+def test_an_unpublished_version_whose_newest_revision_has_failed_is_a_candidate_of_approve(cli, running, submitted):
+    """An approval publishes the revision again that was approved before."""
+    submitted()
+    cli("assets", "approve", "floods-r1", "--clearance", "ouo")
+    second = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--json").json
+    running.process(second, "failed")
+    running.kit.put("floods.tif", b"other pixels")
+    submitted(status="failed")
+    cli("assets", "unpublish", "floods-r1", "--version", "0", "--yes")
+    besides_a_failed_one = cli("assets", "approve", "floods-r1")
+    again = cli("assets", "submit", *DDH[:-1], "version_id=2025", "--blob", "floods.tif", "--json").json
+    running.process(again)
+    cli("assets", "approve", "floods-r1", "--version", "1")
+    cli("assets", "unpublish", "floods-r1", "--yes")
+    besides_a_completed_one = cli("assets", "approve", "floods-r1")
+
+    assert besides_a_failed_one.out == "version 0 of floods-r1 is approved\n", besides_a_failed_one.err
+    assert besides_a_completed_one.code == 2, besides_a_completed_one.err
+    assert besides_a_completed_one.err.startswith("error: more than one version to approve: 0, 1\n")
+
+
 @pytest.mark.requirement("A1")
 def test_platforms_are_listed_shown_and_added(cli):
     added = cli("platforms", "add", "mine", "--name", "Mine", "--required", "site,edition", "--version-ref", "edition")

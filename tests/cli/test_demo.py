@@ -12,7 +12,8 @@ import rasterio
 from rasterio.transform import from_origin
 
 from dagmaster.cli.command import State
-from dagmaster.cli.demo import _clear, _own_settings, demo
+from dagmaster.cli.demo import _clear, _own_settings, _platform, demo
+from dagmaster.listen import bind
 from dagmaster.local.embedded import Cluster
 from dagmaster.raster import landscape
 from dagmaster.raster.cog.grid import output_grid, tiles_of
@@ -67,9 +68,18 @@ def test_the_demo_uses_the_port_of_up_which_serves_its_addresses_again(tmp_path,
     monkeypatch.setenv("API_PORT", "8123")
     chosen = _own_settings(State(), tmp_path)
 
-    assert default.api_port == 8000
-    assert "api_port" not in default.model_fields_set  # so that a free port is used if it is in use
-    assert chosen.api_port == 8123
+    assert (default.api_port, chosen.api_port) == (8000, 8123)
+
+
+@pytest.mark.parametrize("name", ["API_PORT", "SERVING_PORT"])
+def test_the_demo_takes_a_free_port_if_the_chosen_one_is_in_use(tmp_path, monkeypatch, name):
+    with bind("127.0.0.1", 0) as taken:
+        monkeypatch.setenv(name, str(taken.getsockname()[1]))
+        local, _ = _platform(State(), tmp_path / "output")
+        with local._api_socket() as api, local._maps_socket() as maps:
+            ports = {bound.getsockname()[1] for bound in (taken, api, maps)}
+
+    assert len(ports) == 3
 
 
 def test_the_default_demo_has_100_megapixels_and_at_least_40_tiles(tmp_path):

@@ -105,12 +105,12 @@ def test_the_doctor_works_if_the_database_is_unreachable(dagmaster, free_ports, 
 def test_a_server_that_never_responds_is_reported_after_a_timeout(dagmaster, free_ports, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("DATABASE_URL", f"postgresql://me@127.0.0.1:{silent.getsockname()[1]}/db")
-        begun = time.monotonic()
+        started = time.monotonic()
         result = dagmaster("doctor", "--json")
 
     assert result.code == 1
     assert levels(by_check(result)["postgres"]) == [PROBLEM]
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
 
 
 def test_the_fix_for_a_missing_schema_is_to_deploy_it(dagmaster, free_ports, monkeypatch, empty_database):

@@ -27,8 +27,9 @@ def data_folder(home, tmp_path, dagmaster):
     folder = tmp_path / "mine"
     (folder / "storage/bronze").mkdir(parents=True)
     (folder / "storage/bronze/a.tif").write_bytes(b"x" * 900)
-    (folder / "scratch").mkdir()
-    (folder / "scratch/upload.tif").write_bytes(b"x" * 100)
+    for own in ("silver/01980000-0000-7000-8000-000000000001/random", "silver/.gone/random", "bronze/.uploads"):
+        (folder / "scratch" / own).mkdir(parents=True)
+    (folder / "scratch/bronze/.uploads/upload.tif").write_bytes(b"x" * 100)
     (folder / "notes.txt").write_text("keep")
     cluster = Cluster.at(folder)
     cluster.data.mkdir(parents=True)
@@ -54,6 +55,21 @@ def test_data_is_listed_with_its_size_and_removed_by_folder_or_id(dagmaster, dat
     assert not Cluster.at(data_folder).folder.exists()
     assert dagmaster("local", "ls", "--json").json["local"] == []
     assert dagmaster("local", "rm", identity, "--yes").code == 4
+
+
+@pytest.mark.requirement("M3")
+@pytest.mark.parametrize("name", ["notes.txt", "silver/notes.txt", "silver/results/a.tif", "other/a.tif"])
+def test_files_of_the_user_in_a_scratch_folder_are_kept(dagmaster, data_folder, name):
+    mine = data_folder / "scratch" / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("keep")
+
+    removed = dagmaster("local", "rm", str(data_folder), "--yes")
+
+    assert removed.code == 0
+    assert [path for path in (data_folder / "scratch").rglob("*") if path.is_file()] == [mine]
+    assert sorted(path.name for path in data_folder.iterdir()) == ["notes.txt", "scratch"]
+    assert dagmaster("local", "ls", "--json").json["local"] == []
 
 
 @pytest.mark.requirement("M3")

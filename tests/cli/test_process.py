@@ -346,7 +346,7 @@ def test_the_command_waits_for_a_platform_that_is_starting(tmp_path):
         platform = awaited_platform(tmp_path, publish_soon)
         (tmp_path / "platform.json").unlink()
         with pytest.raises(Unavailable, match="starting or stopping"):
-            awaited_platform(tmp_path, patience_seconds=0.2)
+            awaited_platform(tmp_path, timeout_seconds=0.2)
 
     assert (platform.pid, lines) == (7, ["waiting"])
     assert awaited_platform(tmp_path) is None

@@ -315,13 +315,13 @@ def test_a_second_signal_skips_the_grace_period(folder, sleepy_process):
         call("submit", str(sleepy_process), "-p", "seconds=60", "--data", str(folder))
         eventually(lambda: _has_rows(platform, "SELECT FROM dagapp.dag_tasks WHERE status = 'running'"))
         everything = platform.pids()
-        begun = time.monotonic()
+        started = time.monotonic()
         platform.process.send_signal(signal.SIGTERM)
         time.sleep(0.5)
         code, _, err = platform.end(signal.SIGTERM)
 
     assert code == 0
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - started < 15
     assert "had to be killed" in err
     assert not alive(everything)
 

@@ -266,11 +266,11 @@ def imported(*arguments: str, heavy: set[str], **variables: str) -> set[str]:
 @pytest.mark.alone
 @pytest.mark.requirement("M3")
 def test_help_is_fast_and_imports_nothing_heavy():
-    begun = time.monotonic()
+    started = time.monotonic()
     modules = imported("--help", heavy={"psycopg", "sqlalchemy", "rich", "pydantic", "jinja2", "httpx2", "fastapi"})
 
     assert modules == set()
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - started < 2.0
 
 
 @pytest.mark.requirement("M3")

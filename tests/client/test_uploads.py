@@ -36,9 +36,9 @@ async def platform(dsn, folder, **settings) -> AsyncIterator[str]:
 class CuttingProxy:
     """Forwards bytes, and closes each connection after a while; every third connection gets no response."""
 
-    def __init__(self, url: str, most_bytes: int) -> None:
+    def __init__(self, url: str, max_bytes: int) -> None:
         self._host, self._port = urlsplit(url).hostname, urlsplit(url).port
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self.connections = 0
 
     @asynccontextmanager
@@ -61,10 +61,10 @@ class CuttingProxy:
         responses.cancel()
         writer.close()
 
-    async def _pass_on(self, reader, writer, most_bytes) -> None:
+    async def _pass_on(self, reader, writer, max_bytes) -> None:
         passed = 0
         try:
-            while (data := await reader.read(16_384)) and passed < most_bytes:
+            while (data := await reader.read(16_384)) and passed < max_bytes:
                 writer.write(data)
                 await writer.drain()
                 passed += len(data)

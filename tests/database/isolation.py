@@ -179,7 +179,7 @@ class GatedConnection:
         self.closed = True
 
 
-async def execute_step_by_step(connection: Any, steps: Sequence[pipeline.Step]) -> dict[str, pipeline.Rows]:
+async def execute_step_by_step(connection: Any, steps: Sequence[pipeline.PipelineStep]) -> dict[str, pipeline.Rows]:
     """Execute the statements of one round trip one after the other, so that other sessions can run in between."""
     if not isinstance(connection, GatedConnection):
         return await _go(connection, steps)

@@ -116,10 +116,10 @@ class Catalog(AssetTransactions):
 
 
 @asynccontextmanager
-async def opened(dsn: str, size: int = 4, patience_seconds: float = 60, **options: Any) -> AsyncIterator[Catalog]:
+async def opened(dsn: str, size: int = 4, retry_seconds: float = 60, **options: Any) -> AsyncIterator[Catalog]:
     async with pool(dsn, "test", 0, size, **options) as connections:
         catalog = Catalog(connections, dsn)
-        catalog.patience_seconds = patience_seconds
+        catalog.retry_seconds = retry_seconds
         yield catalog
 
 
@@ -419,7 +419,7 @@ async def test_the_extent_is_that_of_the_items_after_some_were_removed(catalog_d
     ids=str,
 )
 async def test_an_item_that_cannot_be_stored_is_blamed_on_the_data_and_nothing_is_published(catalog_database, change):
-    async with opened(catalog_database, patience_seconds=0) as catalog:
+    async with opened(catalog_database, retry_seconds=0) as catalog:
         await catalog.write([an_item("a"), {**an_item("b"), **change}])
 
         with pytest.raises(UnfitData) as refused:
@@ -491,8 +491,8 @@ async def _search_on(dsn: str) -> None:
 async def test_a_writer_waits_for_another_one_and_fails_if_the_wait_is_too_long(catalog_database, monkeypatch):
     monkeypatch.setattr(module, "LOCK_SECONDS", 0.05)
     async with (
-        opened(catalog_database, patience_seconds=30) as patient,
-        opened(catalog_database, patience_seconds=0.2) as other,
+        opened(catalog_database, retry_seconds=30) as patient,
+        opened(catalog_database, retry_seconds=0.2) as other,
     ):
         await patient.write([an_item("a")])
         await patient.prepare((0, 1))

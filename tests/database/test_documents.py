@@ -9,7 +9,8 @@ from psycopg.types.json import Jsonb
 from tests.database.test_catalog import an_item
 
 from dagmaster.database.assets import documents
-from dagmaster.database.assets.documents import RevisionKey, read_earlier, require_storable
+from dagmaster.database.assets.documents import read_earlier, require_storable
+from dagmaster.dataset_ids import RevisionKey
 from dagmaster.errors import UnfitData
 
 pytestmark = pytest.mark.requirement("C1")

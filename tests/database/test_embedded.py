@@ -56,6 +56,12 @@ def new_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         cluster.remove()
 
 
+def initialise(cluster: Cluster) -> None:
+    """Create the data folder without starting the server."""
+    with cluster._lock():
+        cluster._initialise()
+
+
 def test_a_cluster_starts_responds_and_stops(new_cluster):
     cluster = new_cluster()
 
@@ -144,7 +150,7 @@ def test_a_pid_file_with_the_pid_of_another_process_does_not_prevent_a_start(new
 
 def test_an_interrupted_initialisation_is_started_over(new_cluster):
     cluster = new_cluster()
-    cluster.ensure_initialised()
+    initialise(cluster)
     cluster.data.rename(cluster.folder / "data.new")
     (cluster.folder / "data.new" / "global" / "pg_control").unlink()
 
@@ -154,7 +160,7 @@ def test_an_interrupted_initialisation_is_started_over(new_cluster):
 
 def test_a_start_that_fails_shows_the_end_of_the_log(new_cluster):
     cluster = new_cluster()
-    cluster.ensure_initialised()
+    initialise(cluster)
     (cluster.data / "postgresql.conf").write_text("no_such_setting = 1\n")
 
     with pytest.raises(Unavailable, match="no_such_setting"):

@@ -183,7 +183,7 @@ async def _report(stage: Stage, worker: UUID, tasks: Sequence[Any], error: dict[
 async def _start(stage: Stage, job_id: UUID, workflow: Any, owner: UUID) -> None:
     """Create a job, claim it, and dispatch its first tasks."""
     await stage.ledger.create_jobs([NewJob(job_id, workflow, {})])
-    (claim,) = await stage.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=1e6, patience_seconds=0)
+    (claim,) = await stage.ledger.claim_orphans(owner, limit=1, orphan_after_seconds=1e6, unclaimed_after_seconds=0)
     assert claim.job_id == job_id
     stage.claims[job_id] = claim
     await _advance(stage, owner, job_id)
@@ -452,11 +452,11 @@ def _handle_keyed(message: JobMessage) -> NewJob:
 
 
 def _reviewing(stage: Stage, ledger: PostgresLedger) -> Awaitable[Any]:
-    return ledger.review_deferred([stage.claims[OPEN]], alive_seconds=60, patience_seconds=600)
+    return ledger.review_deferred([stage.claims[OPEN]], alive_seconds=60, unknown_after_seconds=600)
 
 
 def _claiming(owner: UUID) -> Call:
-    return lambda _, ledger: ledger.claim_orphans(owner, limit=10, orphan_after_seconds=600, patience_seconds=0)
+    return lambda _, ledger: ledger.claim_orphans(owner, limit=10, orphan_after_seconds=600, unclaimed_after_seconds=0)
 
 
 def _advancing(job_id: UUID, scope_of: Callable[[frozenset[UUID]], StepScope], owner: UUID = ONE) -> Call:
@@ -473,7 +473,7 @@ async def _as_zombie(stage: Stage, ledger: PostgresLedger) -> frozenset[UUID]:
 
 
 async def _take_over(stage: Stage, ledger: PostgresLedger) -> list[Claim]:
-    claims = await ledger.claim_orphans(TWO, limit=10, orphan_after_seconds=600, patience_seconds=0)
+    claims = await ledger.claim_orphans(TWO, limit=10, orphan_after_seconds=600, unclaimed_after_seconds=0)
     if claims:
         await stage.advance(ledger, TWO, claims, StepScope(), await _load(ledger, claims))
     return claims
@@ -539,9 +539,9 @@ def _on(ledger: PostgresLedger, other: Any) -> Any:
 def _sweeping(kind: str) -> Call:
     """ONE has not advanced OPEN for an hour, and a lease expired that long ago. A queue without readers has a
     message."""
-    patience = JanitorThresholds(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
+    thresholds = JanitorThresholds(orphan_after=600, neglected=1800, queued=1e8, unused=86_400)
     return lambda _, ledger: _on(ledger, PostgresJanitor("nowhere"))._apply(
-        kind, RULES[kind], UUID(int=7), patience, is_dry=False
+        kind, RULES[kind], UUID(int=7), thresholds, is_dry=False
     )
 
 

@@ -33,16 +33,20 @@ from dagmaster.database.ledger.protocol import (
     DeferralReview,
     Demand,
     Exchange,
-    Ledger,
     LoadedJob,
     MessageScope,
     NewJob,
     OpenJob,
     OrchestratorInfo,
+    OrchestratorLedger,
+    PayloadLedger,
     Report,
     Running,
     StepScope,
+    SubmissionLedger,
     WorkerInfo,
+    WorkerLedger,
+    dead_letter,
 )
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS, RESULTS, tasks_topic
@@ -57,6 +61,7 @@ from dagmaster.jobs.routing import DeferredWork, Route, UnknownRoute
 from dagmaster.jobs.states import EventType, JobStatus, NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.updates import (
     Due,
+    Expired,
     Failed,
     Idle,
     Lost,
@@ -104,6 +109,10 @@ TILES = """
   end: {{type: end, depends_on: {{all_of: [gather]}}}}
 """
 INPUTS = "inputs:\n  list: {type: array, default: [0, 1]}\n"
+
+
+class Ledger(SubmissionLedger, OrchestratorLedger, WorkerLedger, PayloadLedger, Protocol):
+    async def now(self) -> datetime: ...
 
 
 class Bench(Protocol):
@@ -354,8 +363,10 @@ async def an_owner(bench: Bench, number: int = 1) -> UUID:
     return owner_id
 
 
-async def claim_all(bench: Bench, owner_id: UUID, limit: int = 100, patience: float = 1e6) -> list[Claim]:
-    return await bench.ledger.claim_orphans(owner_id, limit=limit, orphan_after_seconds=60, patience_seconds=patience)
+async def claim_all(bench: Bench, owner_id: UUID, limit: int = 100, unclaimed_after: float = 1e6) -> list[Claim]:
+    return await bench.ledger.claim_orphans(
+        owner_id, limit=limit, orphan_after_seconds=60, unclaimed_after_seconds=unclaimed_after
+    )
 
 
 async def take(bench: Bench, demand: Demand = SERVED, worker: UUID = WORKER) -> tuple[TaskMessage, ...]:
@@ -464,6 +475,49 @@ async def test_messages_become_jobs_or_dead_letters_once(bench):
 
 
 @pytest.mark.requirement("Q1")
+async def test_a_refused_message_that_is_delivered_again_becomes_no_second_dead_letter(bench):
+    """A message with another content is not lost, and neither is one that is replayed and refused again."""
+
+    async def refuse(body: Any, queue: str = "dag-jobs") -> list[Any]:
+        await bench.ledger.enqueue_message("m1", queue, body)
+        await bench.ledger.take_messages(queue, 3, lambda message: dead_letter(message, "Malformed", "wrong"))
+        letters = await bench.rows("dag_dead_letters")
+        return sorted((letter["queue"], letter["body"]) for letter in letters)
+
+    once = await refuse("x")
+    again = await refuse("x")
+    (letter,) = await bench.rows("dag_dead_letters")
+    await bench.ledger.replay_dead_letter(letter["dead_letter_id"], "dag-jobs")
+    replayed = await refuse("x")
+    other_content = await refuse("y")
+    other_queue = await refuse("x", "other-queue")
+
+    assert once == again == replayed == [("dag-jobs", "x")]
+    assert other_content == [("dag-jobs", "x"), ("dag-jobs", "y")]
+    assert other_queue == [*other_content, ("other-queue", "x")]
+
+
+@pytest.mark.requirement("Q1")
+async def test_a_stored_message_is_known_while_it_waits_and_when_it_is_a_job_or_a_dead_letter(bench):
+    async def known() -> list[bool]:
+        return [await bench.ledger.has_message(name, "dag-jobs") for name in ("good", "bad")]
+
+    def handle(message: JobMessage) -> NewJob | DeadLetter:
+        if message.message_id == "bad":
+            return dead_letter(message, "Malformed", "wrong")
+        return a_job(1, message_id=message.message_id)
+
+    before = await known()
+    for name in ("good", "bad"):
+        await bench.ledger.enqueue_message(name, "dag-jobs", {})
+    waiting = await known()
+    await bench.ledger.take_messages("dag-jobs", 3, handle)
+
+    assert (before, waiting, await known()) == ([False, False], [True, True], [True, True])
+    assert await bench.rows("dag_job_messages") == []
+
+
+@pytest.mark.requirement("Q1")
 async def test_a_message_is_kept_if_it_could_not_be_processed(bench):
     await bench.ledger.enqueue_message("m1", "dag-jobs", {})
 
@@ -523,7 +577,7 @@ async def test_messages_of_unknown_workflows_are_kept_until_the_timeout(bench):
     bodies = {"known": {"workflow_id": "a"}, "unknown": {"workflow_id": "b"}, "none": {}, "number": {"workflow_id": 5}}
     for name, body in bodies.items():
         await bench.ledger.enqueue_message(name, "dag-jobs", body)
-    scope = MessageScope(["a"], patience_seconds=600)
+    scope = MessageScope(["a"], unknown_after_seconds=600)
     taken: list[str] = []
 
     def handle(message: JobMessage) -> NewJob:
@@ -552,7 +606,7 @@ async def deferred_job(bench: Bench, job: NewJob) -> Driver:
 
 async def review(driver: Driver) -> DeferralReview:
     await an_owner(driver.bench)
-    return await driver.bench.ledger.review_deferred([driver.claim], alive_seconds=60, patience_seconds=600)
+    return await driver.bench.ledger.review_deferred([driver.claim], alive_seconds=60, unknown_after_seconds=600)
 
 
 def a_worker(*handlers: str, queues: tuple[str, ...] = (QUEUE,)) -> WorkerInfo:
@@ -608,7 +662,10 @@ async def test_a_job_is_released_to_a_live_orchestrator_that_knows_handler_and_q
     await bench.ledger.beat(OrchestratorInfo(other, "host", 2, "test", {}, handlers, queues))
 
     released = (await review(driver)).released
-    mine, theirs = await claim_all(bench, driver.owner_id, patience=-1), await claim_all(bench, other, patience=-1)
+    mine, theirs = (
+        await claim_all(bench, driver.owner_id, unclaimed_after=-1),
+        await claim_all(bench, other, unclaimed_after=-1),
+    )
 
     assert bool(released) is is_released
     assert mine == [], "its owner must not claim it again while the other one is alive"
@@ -691,10 +748,10 @@ async def test_jobs_spread_evenly_over_instances(bench):
 async def test_beyond_its_share_an_instance_claims_only_jobs_that_have_waited_too_long(bench):
     await bench.ledger.create_jobs([a_job(n) for n in range(4)])
     owner, _ = await an_owner(bench, 1), await an_owner(bench, 2)
-    share = await claim_all(bench, owner, patience=10)
-    early = await claim_all(bench, owner, patience=10)
+    share = await claim_all(bench, owner, unclaimed_after=10)
+    early = await claim_all(bench, owner, unclaimed_after=10)
     await bench.set_clock(11)
-    late = await claim_all(bench, owner, limit=1, patience=10)
+    late = await claim_all(bench, owner, limit=1, unclaimed_after=10)
 
     assert [len(share), len(early), len(late)] == [2, 0, 1]
 
@@ -719,7 +776,7 @@ async def test_only_claim_orphans_claims_orphans(bench):
     await bench.ledger.create_jobs([a_job(2)])
     await bench.set_clock(61)
     second = await an_owner(bench, 2)
-    limits = {"limit": 100, "orphan_after_seconds": 60, "patience_seconds": 1e6}
+    limits = {"limit": 100, "orphan_after_seconds": 60, "unclaimed_after_seconds": 1e6}
 
     free = await bench.ledger.claim_jobs(second, **limits)
     orphans = await bench.ledger.claim_orphans(second, **limits)
@@ -757,7 +814,7 @@ async def test_a_missing_owner_counts_as_dead(bench):
 async def test_the_jobs_of_an_owner_that_retires_can_be_claimed_at_once(bench):
     await bench.ledger.create_jobs([a_job(1), a_job(2)])
     first, second = await an_owner(bench, 1), await an_owner(bench, 2)
-    mine = await claim_all(bench, first, limit=1) + await claim_all(bench, first, limit=9, patience=-1)
+    mine = await claim_all(bench, first, limit=1) + await claim_all(bench, first, limit=9, unclaimed_after=-1)
     assert len(mine) == 2
 
     retired = await bench.ledger.retire(first)
@@ -1393,8 +1450,8 @@ async def test_waiting_in_a_queue_has_its_own_timeout(bench):
 
     assert early == []
     assert pending.overdue == (driver.claim.job_id,)
-    assert isinstance(update, Overran)
-    assert (update.started_at, update.worker_id, update.seconds) == (None, None, 30)
+    assert isinstance(update, Expired)
+    assert update.seconds == 30
     assert (await only_row(bench, "dag_tasks"))["status"] == "cancelled"
     await bench.set_clock(40)
     await driver.run_once("overdue")
@@ -2345,7 +2402,9 @@ async def test_concurrent_claims_never_share_a_job(database):
 
     async def claim_until_none(ledger: PostgresLedger, owner: UUID) -> list[UUID]:
         mine: list[UUID] = []
-        while claims := await ledger.claim_orphans(owner, limit=3, orphan_after_seconds=60, patience_seconds=0.0):
+        while claims := await ledger.claim_orphans(
+            owner, limit=3, orphan_after_seconds=60, unclaimed_after_seconds=0.0
+        ):
             mine += [claim.job_id for claim in claims]
         return mine
 

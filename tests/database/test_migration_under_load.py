@@ -73,11 +73,11 @@ async def load(running: Engine) -> AsyncIterator[Load]:
 
     async def submit() -> None:
         while not is_over.is_set():
-            begun = time.monotonic()
+            started = time.monotonic()
             measured.job_ids += await running.submit_all(
                 [Submission(workflow_id="hello_world"), Submission(workflow_id="fan_out_test")]
             )
-            measured.slowest_seconds = max(measured.slowest_seconds, time.monotonic() - begun)
+            measured.slowest_seconds = max(measured.slowest_seconds, time.monotonic() - started)
             await asyncio.sleep(0.05)
 
     submitting = asyncio.create_task(submit())

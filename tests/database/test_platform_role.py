@@ -12,7 +12,7 @@ from tests.conftest import administrator, fresh_database
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.database.maintenance import server as facts
 from dagmaster.database.maintenance.retention import PostgresRetention
-from dagmaster.database.schema import deploy
+from dagmaster.database.schema import deploy, platform_role
 from dagmaster.database.schema.platform_role import grant_to_platform
 from dagmaster.local.embedded import Cluster
 
@@ -179,3 +179,16 @@ def test_a_role_that_was_granted_tables_by_hand_can_still_maintain_partitions_af
     with psycopg.connect(at(database.other, FUTURE), autocommit=True) as connection:
         created = connection.execute("SELECT dagapp.ensure_event_partitions()").fetchone()
     assert created == (3,)
+
+
+def test_rights_are_given_on_a_restored_database_without_the_roles_of_the_catalogue(database: Database, monkeypatch):
+    """A dump has the schema of pgSTAC, but not its roles, which belong to the server."""
+    monkeypatch.setattr(platform_role, "_CATALOG_ROLE", "schema_not_restored")
+    with psycopg.connect(database.owner, autocommit=True) as connection:
+        connection.execute("CREATE SCHEMA pgstac")
+        connection.execute("REVOKE USAGE ON SCHEMA dagapp FROM schema_platform")
+
+    grant_to_platform(database.owner, "schema_platform")
+
+    with psycopg.connect(database.platform) as connection:
+        assert connection.execute("SELECT count(*) FROM dagapp.dag_jobs").fetchone() == (0,)

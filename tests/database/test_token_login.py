@@ -89,7 +89,7 @@ def identity(server):
     service = RotatingIdentity(server)
     yield service
     service.close()
-    token_login.disable()
+    token_login._logins.clear()
 
 
 def settings_of(server: TcpServer, identity: IdentityService, **others: object) -> Settings:
@@ -121,7 +121,7 @@ def test_all_connections_of_a_process_share_one_token(server, identity):
     async def through_asyncpg() -> str:
         import asyncpg
 
-        from dagmaster.serving.stac import connected
+        from dagmaster.serving.stac_connections import connected
 
         class App:
             class state:  # noqa: N801

@@ -59,7 +59,8 @@ def archiving(tmp_path: Path) -> Iterator[Cluster]:
     """A server that archives its WAL as described in the guide, below its own folder."""
     cluster = new_cluster("archiving", tmp_path)
     try:
-        cluster.ensure_initialised()
+        with cluster._lock():
+            cluster._initialise()
         for name in ("wal", "wal-after-recovery"):
             as_server(cluster, f"mkdir -p {cluster.folder}/backup/{name}")
         with (cluster.data / "postgresql.conf").open("a") as file:

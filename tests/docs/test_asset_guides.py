@@ -6,9 +6,9 @@ from typing import get_args
 
 import pytest
 
-from dagmaster.assets.identity import SHIPPED
 from dagmaster.client.models.assets import SubmissionOutcomeName, SubmissionStatus
 from dagmaster.raster.landscape import make_landscape
+from tests.assets.platforms import SHIPPED
 from tests.docs.pages import ROOT
 from tests.docs.terminal import follow
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+from dataclasses import replace
 from types import ModuleType
 from typing import get_args
 
@@ -12,7 +13,6 @@ from dagmaster.cli import main as command_line
 from dagmaster.errors import InvalidWorkflow
 from dagmaster.handlers import shipped
 from dagmaster.jobs import states
-from dagmaster.jobs.diagrams import JOB, NODE, TASK, LifeCycle, mermaid
 from dagmaster.settings import Settings
 from dagmaster.workflows import model
 from dagmaster.workflows.load import read
@@ -26,6 +26,9 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+STATES = script("draw_states")
 
 
 @pytest.mark.parametrize("name", ["draw_states", "list_settings", "list_requirements"])
@@ -50,15 +53,17 @@ def test_an_outdated_page_is_detected_and_updated(name, tmp_path):
 @pytest.mark.parametrize(
     ("cycle", "moves", "reruns"),
     [
-        (JOB, states.JOB_MOVES, states.JOB_RERUNS),
-        (NODE, states.NODE_MOVES, states.NODE_RERUNS),
-        (TASK, states.TASK_MOVES, {}),
+        (STATES.JOB, states.JOB_MOVES, states.JOB_RERUNS),
+        (STATES.NODE, states.NODE_MOVES, states.NODE_RERUNS),
+        (STATES.TASK, states.TASK_MOVES, {}),
     ],
-    ids=lambda value: value.name if isinstance(value, LifeCycle) else "",
+    ids=lambda value: value.name if isinstance(value, STATES.LifeCycle) else "",
 )
 def test_a_diagram_has_exactly_the_transitions_of_its_table(cycle, moves, reruns):
     arrows = {
-        tuple(line.split(" : ")[0].strip().split(" --> ")) for line in mermaid(cycle).splitlines() if "-->" in line
+        tuple(line.split(" : ")[0].strip().split(" --> "))
+        for line in STATES.mermaid(cycle).splitlines()
+        if "-->" in line
     }
 
     drawn = {arrow for arrow in arrows if "[*]" not in arrow}
@@ -72,17 +77,17 @@ def test_a_diagram_has_exactly_the_transitions_of_its_table(cycle, moves, reruns
 def test_a_diagram_changes_with_its_table():
     fewer = {**states.TASK_MOVES, states.TaskStatus.QUEUED: frozenset({states.TaskStatus.RUNNING})}
 
-    changed = LifeCycle("task", TASK.initial, fewer, TASK.terminal, {})
+    changed = replace(STATES.TASK, moves=fewer)
 
-    assert "queued --> cancelled" in mermaid(TASK)
-    assert "queued --> cancelled" not in mermaid(changed)
+    assert "queued --> cancelled" in STATES.mermaid(STATES.TASK)
+    assert "queued --> cancelled" not in STATES.mermaid(changed)
 
 
 def test_every_state_is_explained():
-    meanings = script("draw_states").MEANINGS
+    cycles = (STATES.JOB, STATES.NODE, STATES.TASK)
 
-    assert {cycle.name: list(meanings[cycle.name]) for cycle in (JOB, NODE, TASK)} == {
-        cycle.name: list(cycle.states) for cycle in (JOB, NODE, TASK)
+    assert {cycle.name: list(STATES.MEANINGS[cycle.name]) for cycle in cycles} == {
+        cycle.name: list(cycle.states) for cycle in cycles
     }
 
 

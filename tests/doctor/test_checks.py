@@ -17,6 +17,7 @@ import rasterio
 from dagmaster import __version__
 from dagmaster.client import connection
 from dagmaster.database.maintenance.server import Clock, ServerResponse
+from dagmaster.database.schema.expected import needed_parts
 from dagmaster.doctor import database, findings, machine
 from dagmaster.doctor.findings import FindingLevel, Judgement
 from dagmaster.errors import Conflict, InvalidWorkflow, NotAllowed, Unavailable, WorkflowProblem
@@ -452,36 +453,49 @@ def test_postgis_is_checked(judged, extension, expected):
     assert judged(database.check_postgis, doctor_extension=extension) == [expected]
 
 
+ALL_PARTS = [row(name=name) for name in sorted(needed_parts())]
+NEWER_PARTS = [*ALL_PARTS, row(name="dag_jobs.of_the_next_release")]
+
+
 @pytest.mark.parametrize(
-    ("deployed", "pending", "expected"),
+    ("deployed", "parts", "pending", "expected"),
     [
-        ([row(fingerprint="a")], [], None),
-        ([], ["deploy the schema"], "deploy"),
-        ([row(fingerprint="b")], ["add a column"], "migrate"),
-        ([row(fingerprint="a")], ["add a column"], "migrate"),  # changed by hand
+        ([row(fingerprint="a")], ALL_PARTS, [], (OK, "")),
+        ([], [], ["deploy the schema"], (PROBLEM, "dagmaster db deploy")),
+        ([row(fingerprint="b")], ALL_PARTS[1:], ["add a column"], (PROBLEM, "run `dagmaster db migrate`")),
+        ([row(fingerprint="a")], ALL_PARTS, ["add an index"], (PROBLEM, "run `dagmaster db migrate`")),  # by hand
+        ([row(fingerprint="b")], NEWER_PARTS, ["a column is not part of it"], (WARNING, "leave it as it is")),
     ],
 )
-def test_schemas_are_checked(monkeypatch, deployed, pending, expected):
-    monkeypatch.setattr(database, "server", FakeServer({"deployed_schema": deployed}))
+def test_schemas_are_checked(monkeypatch, deployed, parts, pending, expected):
+    monkeypatch.setattr(database, "server", FakeServer({"deployed_schema": deployed, "deployed_parts": parts}))
     monkeypatch.setattr(database.deploy, "pending", lambda _: pending)
+    monkeypatch.setattr(database.deploy, "fingerprint", lambda: "a")
 
     (finding,) = judgements_of(database.check_schema, database_with())
 
-    assert finding.level is (PROBLEM if expected else OK)
-    assert expected is None or f"dagmaster db {expected}" in finding.fix
+    level, fix = expected
+    assert finding.level is level
+    assert fix in (finding.fix or "")
 
 
 @pytest.mark.parametrize(
-    ("deployed", "expected"), [([row(fingerprint="a")], OK), ([row(fingerprint="b")], PROBLEM), ([], PROBLEM)]
+    ("deployed", "parts", "expected"),
+    [
+        ([row(fingerprint="a")], [], OK),
+        ([row(fingerprint="b")], [], PROBLEM),
+        ([row(fingerprint="b")], ALL_PARTS, WARNING),
+        ([], [], PROBLEM),
+    ],
 )
-def test_fingerprints_of_schemas_are_checked(judged, monkeypatch, deployed, expected):
+def test_fingerprints_of_schemas_are_checked(judged, monkeypatch, deployed, parts, expected):
     def refuse(_dsn: str) -> None:
         raise NotAllowed("no right to compare", code="database.not-allowed")
 
     monkeypatch.setattr(database.deploy, "pending", refuse)
     monkeypatch.setattr(database.deploy, "fingerprint", lambda: "a")
 
-    assert judged(database.check_schema, deployed_schema=deployed) == [expected]
+    assert judged(database.check_schema, deployed_schema=deployed, deployed_parts=parts) == [expected]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.002, OK), (0.9, WARNING), (None, PROBLEM)])
@@ -644,11 +658,11 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_does_not_stop_the_others()
     def fail(_subject):
         raise RuntimeError("postgresql://me:hunter2@host")
 
-    begun = time.monotonic()
+    started = time.monotonic()
     results = findings.run(
         {"fails": fail, "hangs": lambda _: [*[], release.wait(30)], "works": lambda name: [findings.ok(name)]},
         "the subject",
-        patience_seconds=0.3,
+        timeout_seconds=0.3,
     )
     release.set()
 
@@ -657,7 +671,7 @@ def test_a_check_that_fails_or_hangs_is_a_finding_and_does_not_stop_the_others()
         "hangs": [PROBLEM],
         "works": [OK],
     }
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - started < 5
     assert "RuntimeError" in results["fails"][0].observation
     assert "hunter2" not in results["fails"][0].observation
     assert "no response within 0.3 s" in results["hangs"][0].observation

@@ -20,6 +20,7 @@ from psycopg.types.json import set_json_loads
 
 from dagmaster.database.connect import pool
 from dagmaster.database.ledger.postgres import PostgresLedger
+from dagmaster.database.ledger.protocol import SubmissionLedger
 from dagmaster.database.maintenance.history import verify
 from dagmaster.database.notify.notifier import JOBS, RESULTS
 from dagmaster.database.notify.postgres import PostgresNotifier
@@ -30,7 +31,7 @@ from dagmaster.jobs.plan import Planner
 from dagmaster.jobs.rendering import AT_ONCE_SECONDS, RenderLimits
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
-from dagmaster.operations.submit import submit
+from dagmaster.operations.submit import prepare
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.orchestrator.routing import RegistryRouter
 from dagmaster.roles.transports import orchestrator_transport, worker_topics, worker_transport
@@ -93,6 +94,11 @@ def workflow(text: str) -> Workflow:
     return read(textwrap.dedent(text), "test.yaml", limits=WorkflowLimits(), handlers=None, queues=None)
 
 
+async def submit(ledger: SubmissionLedger, library: WorkflowLibrary, submissions: Iterable[Submission]) -> list[UUID]:
+    """Create jobs for these submissions: all or none."""
+    return await ledger.create_jobs([prepare(library, submission) for submission in submissions])
+
+
 class Engine:
     def __init__(
         self,
@@ -122,7 +128,6 @@ class Engine:
         notifier = PostgresNotifier(self.dsn, [JOBS, RESULTS])
         if self.has_notifiers:
             notifier.start()
-        ledger, beats = PostgresLedger(self.dsn, "orchestrator", notifier), PostgresLedger(self.dsn, "beat")
         router = RegistryRouter(self.registry, self.settings.known_queues, self.settings.default_queue)
         planner = Planner(
             router,
@@ -133,7 +138,8 @@ class Engine:
             render_limits=RenderLimits(self.settings.template_timeout_sec, AT_ONCE_SECONDS),
         )
         chosen = orchestrator_transport(self.settings, self.dsn, notifier)
-        ledger.writes_outbox = chosen.relay is not None
+        ledger = PostgresLedger(self.dsn, "orchestrator", notifier, writes_outbox=chosen.relay is not None)
+        beats = PostgresLedger(self.dsn, "beat")
         orchestrator = Orchestrator(
             self.settings,
             ledger,

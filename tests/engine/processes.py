@@ -28,11 +28,10 @@ from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.notify.postgres import channel_of
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
-from dagmaster.operations.submit import submit
 from dagmaster.workflows.model import Workflow
 from tests.engine import fork_server
 from tests.engine.fork_server import ForkedProcess, die_with
-from tests.engine.harness import workflow
+from tests.engine.harness import submit, workflow
 
 ROOT = Path(__file__).parents[2]
 OUR_PATH = f":{ROOT}:{ROOT / 'src'}"

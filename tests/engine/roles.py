@@ -165,8 +165,8 @@ async def _send(what: str, *arguments: str) -> None:
 async def _submit(ledger: Any, file: Path, count: int, key: str | None = None) -> None:
     from dagmaster.jobs.model import Submission
     from dagmaster.library.workflows import WorkflowLibrary
-    from dagmaster.operations.submit import submit, submit_once
-    from tests.engine.harness import workflow
+    from dagmaster.operations.submit import submit_once
+    from tests.engine.harness import submit, workflow
 
     definition = workflow(file.read_text())
     catalog = WorkflowLibrary({definition.workflow_id: definition})

@@ -10,10 +10,9 @@ from dagmaster.callbacks.signing import verify
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
-from dagmaster.operations.submit import submit
 from tests.callbacks.receivers import Receiver, receiver
 from tests.callbacks.stage import Stage
-from tests.engine.harness import workflow
+from tests.engine.harness import submit, workflow
 from tests.engine.processes import CRASHED, Fleet, fleet
 
 pytestmark = pytest.mark.requirement("E24")

@@ -15,9 +15,8 @@ from dagmaster.database.schema.deploy import deploy
 from dagmaster.errors import DagmasterError
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
-from dagmaster.operations.submit import submit
 from tests.database.tcp_server import DATABASE, HOST, TcpServer, running, server_folder
-from tests.engine.harness import workflow
+from tests.engine.harness import submit, workflow
 from tests.engine.processes import Fleet, fleet
 
 pytestmark = [pytest.mark.requirement("E22"), pytest.mark.alone]
@@ -89,11 +88,11 @@ class Submitters:
 
     async def until(self, count: int, seconds: float) -> float:
         """Seconds until this number of jobs was acknowledged."""
-        begun = time.monotonic()
+        started = time.monotonic()
         async with asyncio.timeout(seconds):
             while len(self.acknowledged) < count:
                 await asyncio.sleep(0.02)
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
 
 async def wait_for_read(reads: ApiReads) -> None:

@@ -309,7 +309,7 @@ async def test_a_job_that_has_changed_since_it_was_read_is_not_released(database
         owner = await steal(running, job_id)
         await move_back(running, "dag_jobs", "deadline_at", job_id)
         async with store._transaction("janitor") as connection:
-            values = {"patience": 300, "orphan_after": 60, "limit": 10}
+            values = {"neglected_after": 300, "orphan_after": 60, "limit": 10}
             (row,) = await dicts(connection, "janitor_neglected", values)
             seen = _json([{**row, "reason": "", "detail": None}])
 

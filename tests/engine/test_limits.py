@@ -6,8 +6,7 @@ import pytest
 
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.submit import submit
-from tests.engine.harness import engine, workflow
+from tests.engine.harness import engine, submit, workflow
 
 pytestmark = pytest.mark.requirement("E19")
 

@@ -121,7 +121,7 @@ async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice(database
     dice = random.Random(20240229)
     async with fleet(database, tmp_path, orchestrators=3, workers=3, max_losses=20, worker_processes=1) as running:
         definition = fans(running.executions, light, heavy, 0.01)
-        began = time.monotonic()
+        started = time.monotonic()
 
         async def keep_busy() -> None:
             while True:
@@ -141,9 +141,9 @@ async def test_fifty_random_kills_lose_no_job_and_count_no_result_twice(database
             await stream
         # The database knows all jobs: a submission that was cancelled may have been committed.
         jobs = [row["job_id"] for row in await running.rows("SELECT job_id FROM dagapp.dag_jobs")]
-        killed_for = time.monotonic() - began
+        killed_for = time.monotonic() - started
         states = Counter(await running.wait(jobs, 40))
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
 
         assert states == {"completed": len(jobs)}
         results = [(await running.job(job_id))["result_data"] for job_id in jobs]
@@ -403,10 +403,10 @@ async def test_a_stopped_orchestrator_hands_its_jobs_over_within_two_seconds(dat
         owner = await running.owner_of(job_id)
         epoch = (await running.job(job_id))["epoch"]
 
-        began = time.monotonic()
+        started = time.monotonic()
         owner.signal(signal.SIGTERM)
         await running.until(lambda: _acted_on(running, job_id, epoch + 1), 10, "the other orchestrator to continue")
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
 
         assert seconds < 2
         assert await owner.ended() == 0
@@ -427,10 +427,10 @@ async def test_the_task_of_a_lost_worker_runs_again_long_before_its_timeout(data
         await running.running(job_id)
         await running.start("worker")
 
-        began = time.monotonic()
+        started = time.monotonic()
         running.processes[1].kill()
         states = await running.wait(job_id)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
 
         assert states == ["completed"]
         assert seconds < 4
@@ -452,9 +452,9 @@ async def test_tasks_of_a_frozen_worker_run_on_another_one_and_its_late_reports_
         frozen.freeze()
         await running.start("worker")
 
-        began = time.monotonic()
+        started = time.monotonic()
         states = await running.wait([ending, lasting], 20)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         before = [await running.nodes(job_id) for job_id in (ending, lasting)]
         frozen.thaw()
         stats = await running.until(
@@ -498,10 +498,10 @@ async def test_a_stopped_worker_gives_its_tasks_back_without_using_up_a_retry(da
         for job_id in jobs:
             await running.running(job_id)
 
-        began = time.monotonic()
+        started = time.monotonic()
         stopped.signal(signal.SIGTERM)
         code = await stopped.ended(10)
-        stopped_after = time.monotonic() - began
+        stopped_after = time.monotonic() - started
         await running.start("worker")
         states = await running.wait(jobs, 20)
 
@@ -533,12 +533,12 @@ async def test_a_worker_whose_handler_ignores_its_cancellation_ends_within_its_g
         job_id = await running.submit_one(single("ignore_cancellation", "{}"))
         await running.running(job_id)
 
-        began = time.monotonic()
+        started = time.monotonic()
         for _ in range(signals):
             stopped.signal(signal.SIGTERM)
             await asyncio.sleep(0.2)
         code = await stopped.ended(15)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
 
         assert code == 0
         assert seconds < grace_seconds + 2
@@ -643,9 +643,9 @@ async def test_nothing_is_lost_when_postgresql_is_killed_and_started_again(tmp_p
 
             os.kill(cluster.server_pid() or 0, signal.SIGKILL)
             cluster.start()
-            began = time.monotonic()
+            started = time.monotonic()
             states = await running.wait(jobs, 40)
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started
 
             print(f"\nall done {seconds:.1f} s after the database was back")
             assert set(states) == {"completed"}
@@ -784,9 +784,9 @@ async def test_a_job_that_cannot_be_processed_does_not_delay_the_others(database
         bad = (await running.rows("SELECT job_id FROM dagapp.dag_jobs"))[0]["job_id"]
         await running.until(lambda: _errors(running), 10, "an error of the bad job")
 
-        began = time.monotonic()
+        started = time.monotonic()
         others = await running.wait(await running.submit(ONE_TASK, 20, file=str(running.executions)), 10)
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started
         cycles = await _cycles_a_second(running)
         bad_state = (await running.job(bad))["status"]
         await _replace_body(running, bad, body)

@@ -264,6 +264,19 @@ async def test_messages_for_idempotent_workflows_need_no_key(database):
 
 
 @pytest.mark.requirement("Q1")
+async def test_a_refused_message_becomes_one_dead_letter_however_often_it_arrives(database):
+    async with engine(database, orchestrators=3) as running:
+        stored = 0
+        while stored < 20:
+            stored += await running.ledger.enqueue_message("bad", QUEUE, {**MESSAGE, "priority": "high"})
+            running.notifier.notify(JOBS)
+        await _wait_until_empty(running)
+        letters = await _letters(running)
+
+    assert [(letter["message_id"], letter["reason"]) for letter in letters] == [("bad", "Malformed")]
+
+
+@pytest.mark.requirement("Q1")
 async def test_a_message_with_a_forbidden_callback_url_is_refused(database):
     async with engine(database) as running:
         body = {**MESSAGE, "callback_url": "http://169.254.169.254/latest"}

@@ -350,14 +350,14 @@ async def test_ten_thousand_jobs_are_deleted_in_short_transactions(database, lat
             "INSERT INTO dagapp.dag_job_events (job_id, sequence, event_type, event_status)"
             " SELECT job_id, i, 'node_ready', 'ready' FROM dagapp.dag_jobs, generate_series(1, 40) AS i"
         )
-    begun, took = time.monotonic(), []
+    run_started, took = time.monotonic(), []
     while True:
         started = time.monotonic()
         if not await later.prune_jobs(DAY, 100):
             break
         took.append(time.monotonic() - started)
 
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - run_started
     print(f"{jobs / seconds:.0f} jobs/s, longest transaction {max(took) * 1000:.0f} ms")
     assert max(took) < 5
     assert jobs / seconds > 100

@@ -82,10 +82,10 @@ async def test_a_listener_reconnects_quickly_although_there_were_earlier_outages
         for _ in range(5):
             await notifier.wait(10)  # notified as soon as it listens
             await asyncio.sleep(0.2)
-            began = loop.time()
+            started = loop.time()
             await connection.execute(f"{TERMINATE} AND datname = current_database()".encode())
             assert await notifier.wait(10) == {"jobs"}
-            pauses.append(loop.time() - began)
+            pauses.append(loop.time() - started)
             notifier._received.update(["jobs"])
     await notifier.close()
 

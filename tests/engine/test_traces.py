@@ -180,20 +180,20 @@ async def test_a_collector_that_is_down_delays_nothing(database):
     """Its address accepts no connections; the queue of spans is full."""
     traces.configure("test", "http://127.0.0.1:9")
     try:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for number in range(3 * traces.QUEUE_SPANS):
             with traces.span("lost", number=number):
                 pass
-        spent = time.perf_counter() - begun
+        spent = time.perf_counter() - started
         async with engine(database) as running:
             job = await running.run("hello_world")
-        begun = time.perf_counter()
+        started = time.perf_counter()
     finally:
         traces.shutdown()
 
     assert job["status"] == "completed"
     assert spent / (3 * traces.QUEUE_SPANS) < 0.001
-    assert time.perf_counter() - begun < traces.SHUTDOWN_SECONDS + 1
+    assert time.perf_counter() - started < traces.SHUTDOWN_SECONDS + 1
 
 
 async def test_a_malformed_traceparent_is_ignored(database, collector):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dagmaster.database.assets.external import PostgresExternalCopies
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.settings import Settings
 from tests.operations.kit import Kit, opened
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dagmaster.database.assets.external import PostgresExternalCopies
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.settings import Settings
 from tests.api.serving import V1, ok
 from tests.api.test_assets import opened_api

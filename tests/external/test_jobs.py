@@ -14,14 +14,14 @@ from rio_cogeo.cogeo import cog_validate
 
 from dagmaster.assets.states import Clearance
 from dagmaster.client.models.assets import ExternalCopiesInfo
-from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
 from dagmaster.database.notify.notifier import JOBS
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.clear import clear
 from dagmaster.operations.assets.export import export_again
 from dagmaster.operations.assets.unpublish import unpublish
 from dagmaster.operations.rerun import resume
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.serving.app import create_app
 from dagmaster.settings import Settings
 from tests.engine.test_raster_jobs import Hub, hub

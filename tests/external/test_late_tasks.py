@@ -13,7 +13,7 @@ from dagmaster.errors import DagmasterError, Unavailable, UnfitData
 from dagmaster.handlers.export import copying, withdrawal
 from dagmaster.handlers.export.exporter import WorkerCopy
 from dagmaster.operations.assets.approve import approve
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.settings import Settings
 from dagmaster.storage import Location
 from tests.external.kit import copies, end, external_files, jobs, processed

@@ -14,7 +14,7 @@ import pytest
 from dagmaster import faults
 from dagmaster.assets.states import Clearance
 from dagmaster.database.assets.adopt import AdoptedAssets
-from dagmaster.database.assets.external import DueJob, PostgresExternalCopies
+from dagmaster.database.assets.external_copies import DueJob, PostgresExternalCopies
 from dagmaster.database.ledger.protocol import NewJob
 from dagmaster.database.maintenance.assets import PostgresAssetUpkeep
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, Unavailable
@@ -24,9 +24,9 @@ from dagmaster.operations.assets.clear import clear
 from dagmaster.operations.assets.delete import delete
 from dagmaster.operations.assets.export import export_again, job_of
 from dagmaster.operations.assets.unpublish import unpublish
-from dagmaster.orchestrator import external as module
+from dagmaster.orchestrator import external_copies as module
 from dagmaster.orchestrator.asset_upkeep import AssetUpkeep
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.settings import Settings
 from dagmaster.storage import Zone
 from dagmaster.storage.location import Edition
@@ -130,10 +130,10 @@ async def test_one_job_is_started_although_an_orchestrator_dies_while_it_starts_
     program = f"""
 import asyncio
 from dagmaster import faults
-from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
 from dagmaster.handlers.registry import installed
 from dagmaster.library.workflows import load_library
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.settings import Settings
 settings = Settings()
 library = load_library(settings, installed(), settings.known_queues)
@@ -159,10 +159,10 @@ async def test_a_job_that_a_user_submitted_claims_its_revision_again_after_it_di
 import sys, psycopg
 from uuid import UUID
 from dagmaster import faults
-from dagmaster.assets.external import ExternalJob
-from dagmaster.database.assets.external import ExternalSession
+from dagmaster.assets.external_copies import ExternalCopyJob
+from dagmaster.database.assets.external_copies import ExternalCopySession
 with psycopg.connect({kit.dsn!r}) as connection:
-    session = ExternalSession(connection, UUID({str(job_id)!r}), ExternalJob.EXPORT)
+    session = ExternalCopySession(connection, UUID({str(job_id)!r}), ExternalCopyJob.EXPORT)
     target = session.find("dem", 0, None)
     faults.arm(sys.argv[1] if len(sys.argv) > 1 else None)
     session.claim(target)
@@ -186,7 +186,7 @@ async def chore_posted(kit: Kit) -> None:
     """A running job that a user submitted: no revision refers to it."""
     from dagmaster.database.ledger.postgres import PostgresLedger
     from dagmaster.jobs.model import Submission
-    from dagmaster.operations.submit import submit
+    from tests.engine.harness import submit
 
     ledger = PostgresLedger(kit.dsn, "test")
     inputs = {"asset_id": "dem", "version_ordinal": 0}

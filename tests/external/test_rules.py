@@ -4,12 +4,12 @@ from itertools import product
 
 import pytest
 
-from dagmaster.assets.external import (
+from dagmaster.assets.external_copies import (
     ExternalCopies,
-    ExternalJob,
-    ExternalSituation,
-    ExternalState,
-    ExternalStep,
+    ExternalCopyJob,
+    ExternalCopySituation,
+    ExternalCopyState,
+    ExternalCopyStep,
     next_step,
     state_of,
 )
@@ -17,59 +17,61 @@ from dagmaster.assets.external import (
 pytestmark = pytest.mark.requirement("A5")
 
 NONE, SOME, ALL = ExternalCopies.NONE, ExternalCopies.SOME, ExternalCopies.ALL
-EXPORT, WITHDRAWAL = ExternalJob.EXPORT, ExternalJob.WITHDRAWAL
+EXPORT, WITHDRAWAL = ExternalCopyJob.EXPORT, ExternalCopyJob.WITHDRAWAL
 ALL_COPIES, ALL_JOBS = (NONE, SOME, ALL), (None, EXPORT, WITHDRAWAL)
 
 
-def wanted(**fields) -> ExternalSituation:
-    return ExternalSituation(is_export_due=True, **fields)
+def wanted(**fields) -> ExternalCopySituation:
+    return ExternalCopySituation(is_export_due=True, **fields)
 
 
-def unwanted(**fields) -> ExternalSituation:
-    return ExternalSituation(is_withdrawal_due=True, **fields)
+def unwanted(**fields) -> ExternalCopySituation:
+    return ExternalCopySituation(is_withdrawal_due=True, **fields)
 
 
 @pytest.mark.parametrize(
     ("situation", "step", "state"),
     [
-        (wanted(copies=NONE), ExternalStep.EXPORT, ExternalState.DUE),
-        (wanted(copies=SOME), ExternalStep.EXPORT, ExternalState.DUE),
-        (wanted(copies=ALL), ExternalStep.SETTLE, ExternalState.DUE),
-        (wanted(copies=SOME, job=EXPORT), ExternalStep.WAIT, ExternalState.RUNNING),
-        (wanted(copies=SOME, job=WITHDRAWAL), ExternalStep.WAIT, ExternalState.WITHDRAWING),
-        (wanted(copies=SOME, has_failed=True), ExternalStep.WAIT, ExternalState.FAILED),
-        (unwanted(copies=NONE), ExternalStep.SETTLE, ExternalState.NONE),
-        (unwanted(copies=SOME), ExternalStep.WITHDRAW, ExternalState.WITHDRAWING),
-        (unwanted(copies=ALL), ExternalStep.WITHDRAW, ExternalState.WITHDRAWING),
-        (unwanted(copies=SOME, job=EXPORT), ExternalStep.CANCEL, ExternalState.WITHDRAWING),
-        (unwanted(copies=SOME, job=WITHDRAWAL), ExternalStep.WAIT, ExternalState.WITHDRAWING),
-        (unwanted(copies=SOME, has_failed=True, may_retry=False), ExternalStep.WAIT, ExternalState.WITHDRAWING),
-        (unwanted(copies=SOME, has_failed=True), ExternalStep.WITHDRAW, ExternalState.WITHDRAWING),
-        (ExternalSituation(copies=NONE), ExternalStep.WAIT, ExternalState.NONE),
-        (ExternalSituation(copies=ALL), ExternalStep.WAIT, ExternalState.EXPORTED),
-        (ExternalSituation(copies=NONE, was_withdrawn=True), ExternalStep.WAIT, ExternalState.WITHDRAWN),
+        (wanted(copies=NONE), ExternalCopyStep.EXPORT, ExternalCopyState.DUE),
+        (wanted(copies=SOME), ExternalCopyStep.EXPORT, ExternalCopyState.DUE),
+        (wanted(copies=ALL), ExternalCopyStep.SETTLE, ExternalCopyState.DUE),
+        (wanted(copies=SOME, job=EXPORT), ExternalCopyStep.WAIT, ExternalCopyState.RUNNING),
+        (wanted(copies=SOME, job=WITHDRAWAL), ExternalCopyStep.WAIT, ExternalCopyState.WITHDRAWING),
+        (wanted(copies=SOME, has_failed=True), ExternalCopyStep.WAIT, ExternalCopyState.FAILED),
+        (unwanted(copies=NONE), ExternalCopyStep.SETTLE, ExternalCopyState.NONE),
+        (unwanted(copies=SOME), ExternalCopyStep.WITHDRAW, ExternalCopyState.WITHDRAWING),
+        (unwanted(copies=ALL), ExternalCopyStep.WITHDRAW, ExternalCopyState.WITHDRAWING),
+        (unwanted(copies=SOME, job=EXPORT), ExternalCopyStep.CANCEL, ExternalCopyState.WITHDRAWING),
+        (unwanted(copies=SOME, job=WITHDRAWAL), ExternalCopyStep.WAIT, ExternalCopyState.WITHDRAWING),
+        (unwanted(copies=SOME, has_failed=True, may_retry=False), ExternalCopyStep.WAIT, ExternalCopyState.WITHDRAWING),
+        (unwanted(copies=SOME, has_failed=True), ExternalCopyStep.WITHDRAW, ExternalCopyState.WITHDRAWING),
+        (ExternalCopySituation(copies=NONE), ExternalCopyStep.WAIT, ExternalCopyState.NONE),
+        (ExternalCopySituation(copies=ALL), ExternalCopyStep.WAIT, ExternalCopyState.EXPORTED),
+        (ExternalCopySituation(copies=NONE, was_withdrawn=True), ExternalCopyStep.WAIT, ExternalCopyState.WITHDRAWN),
     ],
 )
 def test_each_situation_has_the_right_next_step_and_state(situation, step, state):
     assert (next_step(situation), state_of(situation)) == (step, state)
 
 
-def after(situation: ExternalSituation, step: ExternalStep) -> ExternalSituation:
+def after(situation: ExternalCopySituation, step: ExternalCopyStep) -> ExternalCopySituation:
     """The situation after a step was carried out and its job has completed."""
-    fields = {name: getattr(situation, name) for name in ExternalSituation.__dataclass_fields__}
+    fields = {name: getattr(situation, name) for name in ExternalCopySituation.__dataclass_fields__}
     match step:
-        case ExternalStep.EXPORT:
-            return ExternalSituation(**{**fields, "copies": ALL, "is_export_due": False})
-        case ExternalStep.WITHDRAW:
-            return ExternalSituation(**{**fields, "copies": NONE, "is_withdrawal_due": False, "was_withdrawn": True})
-        case ExternalStep.CANCEL:
-            return ExternalSituation(**{**fields, "job": None})
-        case ExternalStep.SETTLE:
-            return ExternalSituation(**{**fields, "is_export_due": False, "is_withdrawal_due": False})
-        case ExternalStep.WAIT if situation.job == EXPORT:
-            return ExternalSituation(**{**fields, "job": None, "copies": ALL, "is_export_due": False})
-        case ExternalStep.WAIT if situation.job == WITHDRAWAL:
-            return ExternalSituation(**{**fields, "job": None, "copies": NONE, "is_withdrawal_due": False})
+        case ExternalCopyStep.EXPORT:
+            return ExternalCopySituation(**{**fields, "copies": ALL, "is_export_due": False})
+        case ExternalCopyStep.WITHDRAW:
+            return ExternalCopySituation(
+                **{**fields, "copies": NONE, "is_withdrawal_due": False, "was_withdrawn": True}
+            )
+        case ExternalCopyStep.CANCEL:
+            return ExternalCopySituation(**{**fields, "job": None})
+        case ExternalCopyStep.SETTLE:
+            return ExternalCopySituation(**{**fields, "is_export_due": False, "is_withdrawal_due": False})
+        case ExternalCopyStep.WAIT if situation.job == EXPORT:
+            return ExternalCopySituation(**{**fields, "job": None, "copies": ALL, "is_export_due": False})
+        case ExternalCopyStep.WAIT if situation.job == WITHDRAWAL:
+            return ExternalCopySituation(**{**fields, "job": None, "copies": NONE, "is_withdrawal_due": False})
     return situation
 
 
@@ -87,5 +89,5 @@ def test_in_every_situation_the_steps_lead_to_the_last_decision(copies, job, is_
 
 @pytest.mark.parametrize(("copies", "job"), list(product(ALL_COPIES, ALL_JOBS)))
 def test_unwanted_copies_are_never_made_and_wanted_ones_are_never_removed(copies, job):
-    assert next_step(unwanted(copies=copies, job=job)) != ExternalStep.EXPORT
-    assert next_step(wanted(copies=copies, job=job)) not in (ExternalStep.WITHDRAW, ExternalStep.CANCEL)
+    assert next_step(unwanted(copies=copies, job=job)) != ExternalCopyStep.EXPORT
+    assert next_step(wanted(copies=copies, job=job)) not in (ExternalCopyStep.WITHDRAW, ExternalCopyStep.CANCEL)

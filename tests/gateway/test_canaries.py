@@ -25,7 +25,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.gateway.app import create_app
@@ -33,7 +33,7 @@ from dagmaster.handlers.registry import Registration
 from dagmaster.local.embedded import find_binaries
 from dagmaster.observe import log
 from dagmaster.orchestrator.callbacks import CallbackSender
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.serving.app import create_app as create_map_app
 from dagmaster.settings import Settings
 from tests import hostile

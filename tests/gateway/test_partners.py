@@ -415,7 +415,7 @@ async def test_the_use_of_keys_is_reported_with_a_key_that_has_no_other_permissi
 
 
 async def test_uses_of_keys_that_could_not_be_reported_are_reported_later(monkeypatch: pytest.MonkeyPatch):
-    class Orchestrator:
+    class OrchestratorApi:
         def __init__(self, *statuses: int) -> None:
             self.statuses, self.reported = list(statuses), []
 
@@ -424,7 +424,7 @@ async def test_uses_of_keys_that_could_not_be_reported_are_reported_later(monkey
             return httpx2.Response(self.statuses.pop(0))
 
     monkeypatch.setattr(services, "MAX_REPORTED", 2)
-    orchestrator = Orchestrator(503, 200, 200)
+    orchestrator = OrchestratorApi(503, 200, 200)
     keys = services.GatewayKeys(None, orchestrator, "dgm_own")
     for key_id in ("a", "b", "c"):
         keys.note_use(key_id)

@@ -5,7 +5,6 @@ import pytest
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.handlers.raster.options import (
-    TILE_ABOVE_MB,
     Options,
     advice_on,
     require_possible,
@@ -17,6 +16,7 @@ from dagmaster.settings import Settings
 from dagmaster.storage.location import Edition, Zone
 from dagmaster.storage.zones import open_storage
 from dagmaster.workflows.load import read, shipped
+from dagmaster.workflows.raster import LARGE_RASTER, RASTER_COLLECTION, RASTER_INGEST, tile_limit_of
 
 pytestmark = pytest.mark.requirement("R6")
 
@@ -160,9 +160,15 @@ class TestEdition:
         assert one != other
 
 
-def test_the_default_of_the_tiling_threshold_is_the_same_in_the_workflow():
-    (file,) = [file for file in shipped() if file.name == "raster_ingest.yaml"]
-
+@pytest.mark.parametrize("submitted", [{}, {"tile_above_mb": 20}], ids=["default", "submitted"])
+@pytest.mark.parametrize("workflow_id", [RASTER_INGEST, LARGE_RASTER, RASTER_COLLECTION])
+def test_the_tile_limit_of_a_workflow_is_the_one_that_its_first_task_gets(workflow_id: str, submitted: dict):
+    (file,) = [file for file in shipped() if file.name == f"{workflow_id}.yaml"]
     workflow = read(file.read_bytes(), file.name, handlers=installed())
+    inputs = {name: declared.default for name, declared in workflow.inputs.items()} | submitted
 
-    assert workflow.inputs["tile_above_mb"].default == TILE_ABOVE_MB
+    limit_mb = workflow.nodes["validate"].params["options"].get("tile_above_mb")
+    if limit_mb == "{{ inputs.tile_above_mb }}":
+        limit_mb = inputs["tile_above_mb"]
+
+    assert limit_mb == tile_limit_of(workflow_id, submitted)

@@ -170,7 +170,9 @@ class Simulation:
     def _claim(self) -> Owner:
         owner_id = self._uuid()
         at_once(self.ledger.beat(OrchestratorInfo(owner_id, "host", 1, "test")))
-        claims = at_once(self.ledger.claim_orphans(owner_id, limit=9, orphan_after_seconds=60, patience_seconds=0))
+        claims = at_once(
+            self.ledger.claim_orphans(owner_id, limit=9, orphan_after_seconds=60, unclaimed_after_seconds=0)
+        )
         assert [claim.job_id for claim in claims] == [self.job_id]
         return Owner(owner_id, claims[0])
 

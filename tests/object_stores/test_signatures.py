@@ -17,7 +17,7 @@ import pytest
 
 from dagmaster.assets.states import Clearance
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SourceReference
-from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.notify.notifier import JOBS
@@ -25,7 +25,7 @@ from dagmaster.observe import log
 from dagmaster.operations.assets.approve import approve
 from dagmaster.operations.assets.submit import submit_asset
 from dagmaster.orchestrator.callbacks import CallbackSender
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.serving.app import create_app as create_map_app
 from dagmaster.storage import Folder, Storage, Zone, open_storage
 from tests.api.serving import app_of, served

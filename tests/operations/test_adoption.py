@@ -12,8 +12,9 @@ import pytest
 from dagmaster import faults
 from dagmaster.assets.identity import asset_id_of
 from dagmaster.database.assets.adopt import AdoptedAssets
-from dagmaster.database.assets.documents import RevisionDocuments, RevisionKey
+from dagmaster.database.assets.documents import RevisionDocuments
 from dagmaster.database.connect import pool
+from dagmaster.dataset_ids import RevisionKey
 from dagmaster.errors import UnfitData
 from dagmaster.operations.assets.adopt import adopt_datasets
 from tests.operations.kit import Kit, collection, item

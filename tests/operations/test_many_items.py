@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from dagmaster.assets.states import Clearance
-from dagmaster.database.assets.documents import RevisionDocuments, RevisionKey
+from dagmaster.database.assets.documents import RevisionDocuments
 from dagmaster.database.catalog import pgstac
 from dagmaster.database.connect import pool
+from dagmaster.dataset_ids import RevisionKey
 from dagmaster.operations.assets.approve import approve
 from tests.operations.kit import BOB, Kit, collection, item
 
@@ -67,7 +68,7 @@ async def test_simultaneous_approvals_of_new_datasets_need_no_retry(kit: Kit, as
     names = [f"dem{number}" for number in range(assets)]
     for name in names:
         await process(kit, name, count)
-    kit.store.patience_seconds = 0
+    kit.store.retry_seconds = 0
 
     await asyncio.gather(*(approving(kit, name) for name in names))
 
@@ -81,7 +82,7 @@ async def test_an_edition_of_many_items_is_published_in_a_fraction_of_the_time_l
     """With items of 6 kB. A review is one transaction, so that its statements are not divided."""
     await process(kit, "dem", count, bands=BANDS)
     monkeypatch.setattr(pgstac, "STATEMENT_SECONDS", pgstac.STATEMENT_SECONDS / 8)
-    kit.store.patience_seconds = 0
+    kit.store.retry_seconds = 0
 
     await approving(kit, "dem")
 

@@ -474,6 +474,17 @@ async def test_a_dry_run_says_whether_there_are_tiles_only_if_the_file_need_not_
     assert report.estimate.tile_count in (1, None)
 
 
+@pytest.mark.parametrize(("blobs", "is_tiled"), [(["a.tif", "b.tif"], True), (["a.tif"], False)])
+async def test_a_dry_run_of_a_collection_counts_one_cog_per_file(kit: Kit, blobs: list[str], is_tiled: bool):
+    for blob in blobs:
+        kit.put(blob, b"pixels")
+
+    report = await kit.submit("many", dry_run=True, source=SourceReference(blobs=blobs))
+
+    assert report.workflow_id == "raster_collection"
+    assert (report.is_tiled, report.estimate.tile_count) == (is_tiled, len(blobs))
+
+
 async def test_equal_past_runs_count_each_in_an_estimate(kit: Kit):
     for name, seconds in (("a", 10), ("b", 10), ("c", 40)):
         past = await kit.submit(name, content=b"x" * 1000, blob=f"{name}.tif")

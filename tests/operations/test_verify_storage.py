@@ -316,6 +316,7 @@ def test_every_statement_can_be_prepared_in_the_deployed_schema(cluster, catalog
         ("cogs/dem/v0/r0/x.tif", (None, None)),
         ("cogs/dem/v01/r1/x.tif", (None, None)),
         ("cogs/DEM/v0/r1/x.tif", (None, None)),
+        ("cogs/dem/v0/r\u0661/x.tif", (None, None)),
         ("cogs/dem/v0/r1/", (None, None)),
         ("other/dem/v0/r1/x.tif", (None, None)),
     ],

@@ -568,7 +568,7 @@ def header_facts() -> RasterFacts:
         transform=tuple(TRANSFORM)[:6],
         bounds=(500_000, 4_990_000, 510_000, 5_000_000),
         bounds_4326=BBox(15, 45, 15.1, 45.1),
-        is_tiled=True,
+        has_blocks=True,
     )  # type: ignore[arg-type]
 
 
@@ -615,6 +615,7 @@ def test_a_result_with_nan_or_a_palette_is_unchanged_after_json(tmp_path: Path) 
         text = json.dumps(checked.to_dict(), allow_nan=False)
 
         assert repr(Checked.from_dict(json.loads(text))) == repr(checked)  # NaN does not equal itself
+        assert json.loads(text)["facts"]["is_tiled"] is checked.facts.has_blocks
 
 
 def test_the_docs_name_every_finding_with_its_severity() -> None:

@@ -166,6 +166,7 @@ def test_each_quadkey_lists_exactly_the_tiles_that_overlap_it(scene):
     paths, document = scene
     grounds = {path.name: shape(mosaic_asset(path, name=path.name).geometry) for path in paths}
 
+    assert {name for names in document["tiles"].values() for name in names} == grounds.keys()
     for quadkey, names in document["tiles"].items():
         square = box(*WEB_MAP.bounds(WEB_MAP.quadkey_to_tile(quadkey)))
         overlapping = [name for name, ground in grounds.items() if ground.intersection(square).area > 1e-12]

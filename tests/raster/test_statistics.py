@@ -116,7 +116,10 @@ def test_the_mask_is_used_in_overviews_of_a_cog(tmp_path):
     plain = write(tmp_path / "plain.tif", np.stack([data] * 3), mask=seen)
     copy(plain, tmp_path / "cog.tif", driver="COG", compress="JPEG", blocksize=128, overviews="AUTO")
 
-    for band in band_statistics([(tmp_path / "cog.tif", None)], overview_level=1):
+    bands = band_statistics([(tmp_path / "cog.tif", None)], overview_level=1)
+
+    assert len(bands) == 3
+    for band in bands:
         assert band.valid_percent == pytest.approx(75, abs=0.5)
         assert band.mean == pytest.approx(data[seen].mean(), abs=1)
 

@@ -13,9 +13,8 @@ from dagmaster import faults
 from dagmaster.database.ledger.postgres import PostgresLedger
 from dagmaster.handlers.registry import installed
 from dagmaster.jobs.model import Submission
-from dagmaster.operations.submit import submit
 from dagmaster.settings import DEFAULT_QUEUES, load
-from tests.engine.harness import Engine, engine, until
+from tests.engine.harness import Engine, engine, submit, until
 from tests.engine.processes import CRASHED, fleet
 from tests.servicebus.broker import BrokerOptions, BrokerThread
 from tests.servicebus.queues import Faults

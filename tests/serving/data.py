@@ -84,13 +84,13 @@ def item(
     return {
         "type": "Feature",
         "stac_version": "1.1.0",
-        "collection": edition.dataset,
-        "id": f"{edition.dataset}-v{edition.ordinal}{suffix}",
+        "collection": edition.dataset_id,
+        "id": f"{edition.dataset_id}-v{edition.ordinal}{suffix}",
         "bbox": list(bbox),
         "geometry": {"type": "Polygon", "coordinates": [ring]},
         "properties": {
             "datetime": "2024-06-01T00:00:00Z",
-            "title": f"{edition.dataset} {edition.ordinal}",
+            "title": f"{edition.dataset_id} {edition.ordinal}",
             "dagmaster:version_ordinal": edition.ordinal,
             "dagmaster:revision": edition.revision,
             **properties,

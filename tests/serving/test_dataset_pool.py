@@ -1,12 +1,17 @@
 """Files stay open between requests, and replaced files are opened again."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
-from rasterio.errors import RasterioIOError
+import rasterio
+from rasterio.control import GroundControlPoint
+from rasterio.errors import RasterioError, RasterioIOError
+from rasterio.vrt import WarpedVRT
 
 from dagmaster.serving.dataset_pool import DatasetPool
+from dagmaster.serving.readers import CogReader
 from dagmaster.storage.location import Edition
 from tests.serving.conftest import BOX
 from tests.serving.data import collection, decoded, item, stored, write_cog
@@ -42,6 +47,34 @@ def test_two_concurrent_requests_get_separate_datasets(path):
     with pool.open(str(path)) as one, pool.open(str(path)) as other:
         assert one is not other
     assert len(pool) == 2
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_reader_closes_its_vrt_and_returns_the_dataset(tmp_path, has_failed):
+    corners = [GroundControlPoint(row, col, col, -row) for row in (0, 64) for col in (0, 64)]
+    path = write_cog(tmp_path / "a.tif", np.full((1, 64, 64), 7, np.uint8), BOX)
+    with rasterio.open(path, "r+", IGNORE_COG_LAYOUT_BREAK="YES") as dataset:
+        dataset.gcps = (corners, dataset.crs)
+    pool = DatasetPool()
+
+    with suppress(RasterioError), CogReader(str(path), datasets=pool, is_display=True) as reader:
+        vrt = reader.dataset
+        assert isinstance(vrt, WarpedVRT)
+        assert len(pool) == 0
+        if has_failed:
+            raise RasterioError("cannot be read")
+
+    assert vrt.closed
+    assert len(pool) == (0 if has_failed else 1)
+
+
+def test_a_closed_reader_has_returned_the_dataset(path):
+    pool = DatasetPool()
+    reader = CogReader(str(path), datasets=pool, is_display=True)
+    reader.close()
+    reader.close()
+
+    assert len(pool) == 1
 
 
 def test_many_threads_read_the_right_values(tmp_path):

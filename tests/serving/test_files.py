@@ -2,11 +2,13 @@
 
 import hashlib
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
 from dagmaster.errors import Unavailable
 from dagmaster.serving import files
+from dagmaster.serving.access import AccessDecisions
 from dagmaster.storage.location import Edition, Location, Zone
 from dagmaster.storage.zones import Storage
 from tests.serving.data import collection, item
@@ -160,6 +162,38 @@ def test_no_other_files_are_served(client, path, method):
 
     assert response.status_code == 404, response.text
     assert b"raw data" not in response.content
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        "cogs/plain/v0/r0/plain.tif",  # the first revision is 1
+        "cogs/plain/v0/r01/plain.tif",
+        "cogs/plain/v00/r1/plain.tif",
+        "cogs/plain/v\u0660/r1/plain.tif",  # a zero, but not the digit 0
+        "cogs/plain/v0/r\u0661/plain.tif",
+        "cogs/plain/v-1/r1/plain.tif",
+        "cogs/plain/v0/r9999999999/plain.tif",
+        "cogs/PLAIN/v0/r1/plain.tif",
+        "cogs/pl\u00e4in/v0/r1/plain.tif",
+        "cogs/plain' OR 'a'='a/v0/r1/plain.tif",
+        "cogs/plain%00/v0/r1/plain.tif",
+        "cogs/..%2fplain/v0/r1/plain.tif",
+        "cogs/" + "x" * 200 + "/v0/r1/plain.tif",
+        "cogs/plain/x/v0/r1/plain.tif",
+        "recipes/plain/v0/r1/recipe.json",
+        "other/plain/v0/r1/plain.tif",
+    ],
+)
+@pytest.mark.parametrize("zone", ["silver", "external"])
+def test_a_name_that_is_not_that_of_a_served_file_is_not_looked_up(client, monkeypatch, zone, blob):
+    looked_up = []
+    monkeypatch.setattr(AccessDecisions, "readable", lambda *arguments: looked_up.append(arguments))
+
+    response = client.get(f"/files/{zone}/{zone}/{quote(blob)}")
+
+    assert (response.status_code, response.json()["code"]) == (404, "file.not-found")
+    assert looked_up == []
 
 
 def test_a_link_to_a_file_outside_the_storage_is_not_followed(client, storage, tmp_path):

@@ -449,14 +449,14 @@ def test_no_request_crashes_the_server_or_causes_an_internal_error(server, secon
 def problem_with(url: str, headers: dict[str, str], method: str, path: str, content: bytes | None) -> str | None:
     """The problem with the response to a request, or None."""
     connection = HTTPConnection(urlsplit(url).netloc, timeout=LIMIT_SECONDS)
-    begun = time.monotonic()
+    started = time.monotonic()
     shown = f"{method} {path[:300]} {headers} {(content or b'')[:300]!r}"
     try:
         connection.request(method, path, content, {"Content-Type": "application/json", **headers})
         response = connection.getresponse()
         text = response.read()
     except OSError as error:
-        return f"{shown}: {error!r} after {time.monotonic() - begun:.1f} s"
+        return f"{shown}: {error!r} after {time.monotonic() - started:.1f} s"
     finally:
         connection.close()
     if response.status < 400 or response.status == 416:  # the file has no such range

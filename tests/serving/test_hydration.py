@@ -17,7 +17,7 @@ from pypgstac.db import PgstacDB
 from pypgstac.load import Loader, Methods
 from starlette.testclient import TestClient
 
-from dagmaster.serving import stac
+from dagmaster.serving import stac_client, stac_connections
 from dagmaster.serving.app import create_app
 from dagmaster.settings import load
 from tests.serving.assets import Assets
@@ -136,13 +136,13 @@ def test_a_large_page_is_served_fast_to_several_clients(searched):
     client, dsn, _ = searched
 
     def search(_: int) -> tuple[int, int, float]:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         response = client.get("/stac/search?collections=naip&limit=1000")
-        return response.status_code, len(response.json()["features"]), time.perf_counter() - begun
+        return response.status_code, len(response.json()["features"]), time.perf_counter() - started
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     in_database(dsn, collections=["naip"], limit=MANY)
-    hydrated_by_pgstac = time.perf_counter() - begun
+    hydrated_by_pgstac = time.perf_counter() - started
     search(0)
     alone = min(search(0)[2] for _ in range(3))
     with ThreadPoolExecutor(6) as pool:
@@ -154,7 +154,7 @@ def test_a_large_page_is_served_fast_to_several_clients(searched):
 
 def test_a_search_that_takes_too_long_is_not_reported_as_an_unavailable_database(searched, storage, monkeypatch):
     _, dsn, _ = searched
-    monkeypatch.setattr(stac, "STATEMENT_SECONDS", 0.02)
+    monkeypatch.setattr(stac_connections, "STATEMENT_SECONDS", 0.02)
     with TestClient(create_app(load(), dsn, storage=storage), base_url="http://localhost:8003") as client:
         response = client.get("/stac/search?collections=naip&limit=1000")
 
@@ -167,8 +167,8 @@ def test_a_search_that_takes_too_long_is_not_reported_as_an_unavailable_database
 def test_the_wait_of_a_search_for_a_connection_is_limited(searched, storage, monkeypatch):
     """It is refused as busy if other searches use every connection, although the database is available."""
     _, dsn, _ = searched
-    monkeypatch.setattr(stac, "WAIT_SECONDS", 0.05)
-    monkeypatch.setattr(stac, "_MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(stac_connections, "WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(stac_connections, "_MAX_CONNECTIONS", 1)
     with TestClient(create_app(load(), dsn, storage=storage), base_url="http://localhost:8003") as client:
         client.get("/stac/search?limit=1")
         with ThreadPoolExecutor(3) as pool:
@@ -186,7 +186,7 @@ def test_a_shutdown_of_the_database_is_reported_as_unavailable(searched, monkeyp
     async def shut_down(*_: object, **__: object) -> None:
         raise asyncpg.AdminShutdownError("terminating connection due to administrator command")
 
-    monkeypatch.setattr(stac.CoreCrudClient, "get_search", shut_down)
+    monkeypatch.setattr(stac_client.CoreCrudClient, "get_search", shut_down)
     response = client.get("/stac/search")
 
     assert response.status_code == 503

@@ -23,6 +23,8 @@ from titiler.core.utils import render_image
 
 from dagmaster.access.caller import ANONYMOUS, Caller
 from dagmaster.errors import DagmasterError, Unavailable
+from dagmaster.serving import dependencies as deps
+from dagmaster.serving import grids, tiles
 from dagmaster.serving.encoding import Encoder
 from dagmaster.serving.limits import PixelLimits, WorkLimit, client_of
 from dagmaster.web.authentication import CALLER, LOCAL_ADMIN, LOCAL_VIEWER
@@ -173,9 +175,9 @@ def test_the_server_answers_probes_while_it_encodes_large_images(served, noisy_f
 
     def probe() -> None:
         while not is_done.wait(0.01):
-            begun = time.monotonic()
+            started = time.monotonic()
             request("/livez")
-            delays.append(time.monotonic() - begun)
+            delays.append(time.monotonic() - started)
 
     try:
         url = wait_for_event(process, "maps are served")["url"]
@@ -413,6 +415,26 @@ def test_every_route_that_can_read_pixels_is_limited(app):
             assert limits._limit_of({"type": "http", "path": base + filled(path), "root_path": base}) is expected
 
 
+def test_every_route_of_tiles_checks_coordinates_and_bodies():
+    """TiTiler accepts any coordinates and any body."""
+    checked = []
+    for route in tiles.router(grids.grids_named([])).routes:
+        expected = [
+            check
+            for text, check in (("{minx}", deps.require_box), ("{lon}", deps.require_degrees))
+            if text in route.path
+        ]
+        expected += [deps.require_areas] if "POST" in route.methods else []
+        limits = {deps.require_box, deps.require_degrees, deps.require_areas}
+        calls = [dependency.call for dependency in route.dependant.dependencies if dependency.call in limits]
+        assert calls == expected, (route.methods, route.path)
+        assert [depends.dependency for depends in route.dependencies] == expected, (route.methods, route.path)
+        checked += expected
+
+    counts = {check.__name__: checked.count(check) for check in checked}
+    assert counts == {"require_box": 4, "require_degrees": 2, "require_areas": 4}
+
+
 def test_every_route_holds_a_slot_and_encodes_large_images_in_a_child_process(client, monkeypatch):
     """Reads and encodings are counted in the libraries that perform them."""
     import rio_tiler.reader
@@ -482,20 +504,20 @@ def test_every_route_holds_a_slot_and_encodes_large_images_in_a_child_process(cl
 
 @pytest.mark.parametrize("path", ["bbox/" + "1," * 300, "bbox/1,2,3,4/" + "1x." * 900, "point/" + "," * 5000])
 def test_a_path_with_many_separators_is_refused_before_route_matching(client, path):
-    begun = time.monotonic()
+    started = time.monotonic()
     response = client.get(f"/tiles/dem/{path}")
 
     assert response.status_code == 404
     assert response.headers["content-type"] == "application/problem+json"
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - started < 1
 
 
 @pytest.mark.parametrize("path", [",,," + "x." * 240, ",,,/" + "x" * 240 + "." * 240, "," * 3 + "/" * 480])
 def test_route_matching_takes_little_time(client, path):
-    begun = time.monotonic()
+    started = time.monotonic()
 
     assert client.get(f"/tiles/dem/bbox/{path}").status_code in (404, 422)
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - started < 1
 
 
 def test_a_refused_request_has_a_retry_after_header(client, monkeypatch):

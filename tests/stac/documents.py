@@ -127,7 +127,7 @@ def a_collection(**changes: Any) -> dict[str, Any]:
             mosaic=f"{HOST}/mosaics/wellington-dem/v1/r1/mosaic.json",
             tiling_scheme=f"{HOST}/tiling_schemes/wellington-dem/v1/r1/tiles.geojson",
             thumbnail=f"{HOST}/thumbnails/dem.jpg",
-            whole=cog(),
+            mosaic_as_cog=cog(),
         ),
         "platform": {"id": "ddh"},
         "updated": PROCESSED,

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dagmaster.errors import InvalidRequest
-from dagmaster.stac.when import ItemTime, better_of, choose_when, parse_when, rfc3339, time_in_tags, when_of
+from dagmaster.stac.when import ItemTime, better_of, choose_when, parse_when, time_in_tags, when_of
+from dagmaster.timestamps import rfc3339
 
 pytestmark = pytest.mark.requirement("C1")
 

@@ -40,14 +40,14 @@ def test_long_texts_in_the_header_of_an_object_are_refused_after_one_range_reque
     assert len(TEXTS) == 3
     for name in TEXTS:
         path = stored(ATTACKS[name][0])
-        before, began = len(object_server.requests()), time.monotonic()
+        before, started = len(object_server.requests()), time.monotonic()
 
         refused = codes_of(path)
 
         reads = [each for each in object_server.requests()[before:] if each.method == "GET"]
         assert refused == {"raster.header-too-large"}, name
         assert sum(map(length_of, reads)) <= 16_384, name
-        assert time.monotonic() - began < 5, "GDAL would need minutes"
+        assert time.monotonic() - started < 5, "GDAL would need minutes"
 
 
 def test_a_directory_at_the_end_of_a_large_object_is_found_without_a_copy(stored, object_server):

@@ -123,11 +123,11 @@ def test_final_names_contain_dataset_version_and_revision():
 
 @pytest.mark.requirement("S4")
 @pytest.mark.parametrize(
-    "bad", [{"dataset": "../x"}, {"dataset": "A"}, {"dataset": ""}, {"ordinal": -1}, {"revision": 0}]
+    "bad", [{"dataset_id": "../x"}, {"dataset_id": "A"}, {"dataset_id": ""}, {"ordinal": -1}, {"revision": 0}]
 )
 def test_an_edition_with_invalid_parts_is_refused(bad):
     with pytest.raises(InvalidRequest):
-        Edition(**{"dataset": "dem", **bad})
+        Edition(**{"dataset_id": "dem", **bad})
 
 
 @pytest.mark.requirement("S4")
@@ -138,7 +138,7 @@ def test_a_dataset_id_from_any_text_is_valid_or_refused(text):
         assert refusal.code == "storage.bad-dataset"
         return
 
-    assert Edition(name).dataset == name
+    assert Edition(name).dataset_id == name
     assert dataset_id_from(name) == name
 
 

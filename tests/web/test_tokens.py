@@ -378,10 +378,10 @@ async def test_an_issuer_with_invalid_responses_is_unavailable(local_issuer, ver
 async def test_an_issuer_that_is_slow_or_down_is_unavailable(local_issuer, monkeypatch):
     monkeypatch.setattr(tokens, "_FETCH_SECONDS", 0.2)
     local_issuer.delay_seconds = 1.0
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(Unavailable):
         await verifier_of(local_issuer).caller(local_issuer.token())
-    assert time.monotonic() - begun < 0.9
+    assert time.monotonic() - started < 0.9
 
     away = verifier_of(local_issuer, oidc_jwks_url="http://127.0.0.1:1/keys")
     with pytest.raises(Unavailable):

@@ -12,7 +12,7 @@ from tests.engine.harness import fast_settings
 from dagmaster.api import problems, worker
 from dagmaster.api.middleware import ApiMiddleware
 from dagmaster.api.services import ApiServices
-from dagmaster.client.connection import Connection, authorization
+from dagmaster.client.connection import ApiConnection, authorization
 from dagmaster.client.limits import MAX_BODY_BYTES, PREFIX
 from dagmaster.client.models.assets import KeyRequest
 from dagmaster.database.assets.keys import KeyChange, KeyStore
@@ -64,9 +64,9 @@ def client_with(app: Any, key: str | None) -> AsyncClient:
     return AsyncClient(transport=ASGITransport(app=app), base_url=URL, headers=authorization(key), timeout=30)
 
 
-def connection_with(app: Any, key: str) -> Connection:
+def connection_with(app: Any, key: str) -> ApiConnection:
     """The connection of a worker to an app in this process."""
-    connection = Connection(lambda: URL)
+    connection = ApiConnection(lambda: URL)
     connection._connected = URL, client_with(app, key)
     connection._is_url_known = True
     return connection

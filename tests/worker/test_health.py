@@ -39,7 +39,7 @@ def send(url: str, path: str, host: str = "localhost", method: str = "GET") -> t
 @asynccontextmanager
 async def probed(bench: Bench, **more: Any) -> AsyncIterator[Probes]:
     subject = WorkerHealth(bench.worker, bench.settings)
-    with Probes(bind("127.0.0.1", 0), subject, patience_seconds=HANG_SECONDS, **more) as probes:
+    with Probes(bind("127.0.0.1", 0), subject, stuck_after_seconds=HANG_SECONDS, **more) as probes:
         yield probes
 
 
@@ -235,6 +235,6 @@ async def test_probes_that_end_before_their_thread_starts_release_the_port(
     async with working() as bench:
         port = bind("127.0.0.1", 0)
         number = port.getsockname()[1]
-        with Probes(port, WorkerHealth(bench.worker, bench.settings), patience_seconds=HANG_SECONDS):
+        with Probes(port, WorkerHealth(bench.worker, bench.settings), stuck_after_seconds=HANG_SECONDS):
             assert began.wait(5)
         bind("127.0.0.1", number).close()

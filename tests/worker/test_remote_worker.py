@@ -124,6 +124,7 @@ class OlderApi:
     def __init__(self, app: Any, field: str) -> None:
         self._app = app
         self._field = field.encode()
+        self._renamed = b"older_" + self._field
         self.refused = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -131,16 +132,16 @@ class OlderApi:
             message = await receive()
             body = message.get("body", b"")
             self.refused += b'"%s"' % self._field in body
-            return message | {"body": body.replace(b'"%s"' % self._field, b'"older"')}
+            return message | {"body": body.replace(b'"%s"' % self._field, b'"%s"' % self._renamed)}
 
         async def send_renamed(message: Any) -> None:
-            await send(message | {"body": message.get("body", b"").replace(b"'older'", b"'%s'" % self._field)})
+            await send(message | {"body": message.get("body", b"").replace(self._renamed, self._field)})
 
         await self._app(scope, receive_renamed, send_renamed)
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-async def test_a_worker_over_http_limits_its_queues(database, is_older):
+@pytest.mark.parametrize("unknown", [(), ("free_slots",), ("free_slots", "rooms")], ids=len)
+async def test_a_worker_over_http_limits_its_queues(database, unknown):
     key = await a_key(database, "partner")
     many = workflow("""
         workflow_id: many_gates
@@ -153,8 +154,8 @@ async def test_a_worker_over_http_limits_its_queues(database, is_older):
     async with (
         engine(database, workers=0) as running,
         platform(database) as app,
-        _as_older(app) as older,
-        remote(running, older if is_older else app, key, **limits) as worker,
+        _as_older(app, unknown) as older,
+        remote(running, older[-1] if older else app, key, **limits) as worker,
     ):
         job_id = await running.submit(many)
         await until(lambda: _holds(worker, 2))
@@ -165,12 +166,17 @@ async def test_a_worker_over_http_limits_its_queues(database, is_older):
 
     assert held == 2
     assert job["status"] == "completed"
-    assert older.refused == is_older  # refused once, and then requested in the way that the platform supports
+    # Each field is refused once, and then tasks are requested in the way that the platform supports.
+    assert [api.refused for api in older] == [1] * len(unknown)
 
 
 @asynccontextmanager
-async def _as_older(app: Any) -> AsyncIterator[OlderApi]:
-    yield OlderApi(app, "free_slots")
+async def _as_older(app: Any, fields: tuple[str, ...]) -> AsyncIterator[list[OlderApi]]:
+    """The API without these fields, each in addition to those before it."""
+    apis: list[OlderApi] = []
+    for field in fields:
+        apis.append(OlderApi(apis[-1] if apis else app, field))
+    yield apis
 
 
 async def _holds(worker: Worker, count: int) -> bool:
@@ -565,32 +571,46 @@ async def test_large_reports_are_sent_in_several_requests_and_only_the_last_one_
 
 
 NO_FREE_SLOTS = InvalidRequest("demand.free_slots: unknown field 'free_slots'", code="request.invalid")
+NO_ROOMS = InvalidRequest("demand.rooms: unknown field 'rooms'", code="request.invalid")
 LIMITED = Demand(("a", "q", "z"), ("echo",), 5, ("work",), 4, {"q": 3, "z": 1})
 
 
 async def test_tasks_of_limited_queues_are_requested_separately_from_an_older_platform():
     empty = {"claimed": [], "accepted": 0, "late": []}
-    connection = ScriptedConnection(NO_FREE_SLOTS, empty, empty, empty, empty)
-    connection.answers[1] = claim_response(handler="echo") | {"accepted": 1}
+    connection = ScriptedConnection(NO_FREE_SLOTS, NO_ROOMS, empty, empty, empty, empty)
+    connection.answers[2] = claim_response(handler="echo") | {"accepted": 1}
     ledger = HttpLedger(WorkerRequests(connection))
 
     answer = await ledger.exchange(uuid4(), [Report(JOB, "n", 1, TaskStatus.SUCCEEDED)], LIMITED, lease_seconds=60)
 
-    bodies = [json.loads(content) for _, _, content in connection.requests[1:]]
+    bodies = [json.loads(content) for _, _, content in connection.requests[2:]]
     wanted = [(*each["demand"]["queues"], each["demand"]["light"], each["demand"]["heavy"]) for each in bodies]
     assert wanted == [("q", 3, 0), ("q", 0, 2), ("z", 1, 0), ("z", 0, 1), ("a", 4, 0), ("a", 0, 4)]
     assert [len(each["reports"]) for each in bodies] == [1, 0, 0, 0, 0, 0]
-    assert not any("free_slots" in each["demand"] for each in bodies)
+    assert not any({"free_slots", "rooms"} & each["demand"].keys() for each in bodies)
     assert (len(answer.claimed), answer.accepted) == (1, 1)
 
 
 async def test_tasks_claimed_from_an_older_platform_are_kept_if_a_later_request_fails():
-    connection = ScriptedConnection(NO_FREE_SLOTS, claim_response(), Unavailable("it restarts"))
+    connection = ScriptedConnection(NO_FREE_SLOTS, NO_ROOMS, claim_response(), Unavailable("it restarts"))
     ledger = HttpLedger(WorkerRequests(connection))
 
     answer = await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
 
     assert [task.handler for task in answer.claimed] == ["echo"]
+
+
+async def test_an_older_platform_gets_the_free_slots_under_their_former_name():
+    connection = ScriptedConnection(NO_FREE_SLOTS, {"claimed": [], "accepted": 0, "late": []})
+    ledger = HttpLedger(WorkerRequests(connection))
+
+    for _ in range(2):
+        await ledger.exchange(uuid4(), [], LIMITED, lease_seconds=60)
+
+    refused, *accepted = [json.loads(content)["demand"] for _, _, content in connection.requests]
+    assert refused["free_slots"] == {"q": 3, "z": 1}
+    assert [each.get("rooms") for each in accepted] == [{"q": 3, "z": 1}] * 2
+    assert not any("free_slots" in each for each in accepted)
 
 
 async def test_all_queues_are_requested_together_after_the_platform_is_upgraded(monkeypatch):
@@ -705,12 +725,12 @@ async def test_a_worker_backs_off_after_announcements_without_a_claim():
     connection = ScriptedConnection({"queues": ["q"]})
     transport = HttpTransport(WorkerRequests(connection), uuid4(), random.Random(1))
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    started = loop.time()
     for _ in range(5):
         transport.note_exchange(WANTED, ())
         assert [each.queue for each in await transport.receive(1.0)] == ["q"]
 
-    assert loop.time() - began > 0.15
+    assert loop.time() - started > 0.15
 
 
 async def test_a_wait_is_replaced_when_slots_for_other_handlers_become_free():

@@ -4,15 +4,15 @@ import time
 
 import pytest
 
-from dagmaster.workflows.document import Bounds, Document, Unreadable, parse
+from dagmaster.workflows.document import Document, DocumentLimits, Unreadable, parse
 
 from .builders import problems_of, the_problem
 
-BOUNDS = Bounds(max_bytes=262_144, max_depth=30, max_nodes=20_000)
+LIMITS = DocumentLimits(max_bytes=262_144, max_depth=30, max_nodes=20_000)
 
 
 def value_of(text: str) -> object:
-    document, problems = parse(text, BOUNDS)
+    document, problems = parse(text, LIMITS)
     assert not problems
     return document.value
 
@@ -57,7 +57,7 @@ def test_unquoted_values_are_read_as_in_json(written, value):
 
 @pytest.mark.requirement("W3")
 def test_every_value_and_key_has_its_line_and_column():
-    document, _ = parse("a: 1\nb:\n  - x\n  - {c: 2}\n", BOUNDS)
+    document, _ = parse("a: 1\nb:\n  - x\n  - {c: 2}\n", LIMITS)
 
     assert document.value == {"a": 1, "b": ["x", {"c": 2}]}
     assert document.place(("a",)) == (1, 4)
@@ -119,7 +119,7 @@ def test_a_file_that_is_not_a_mapping_is_reported(text, words):
 @pytest.mark.requirement("W3")
 def test_a_byte_order_mark_is_ignored():
     assert value_of("\ufeffa: 1") == {"a": 1}
-    assert parse(b"\xef\xbb\xbfa: 1", BOUNDS)[0].value == {"a": 1}
+    assert parse(b"\xef\xbb\xbfa: 1", LIMITS)[0].value == {"a": 1}
 
 
 @pytest.mark.requirement("W11")
@@ -141,7 +141,7 @@ def test_a_yaml_bomb_is_refused_at_once():
     started = time.process_time()
 
     with pytest.raises(Unreadable, match="anchors"):
-        parse("\n".join(rows), BOUNDS)
+        parse("\n".join(rows), LIMITS)
 
     assert time.process_time() - started < 1
 
@@ -151,7 +151,7 @@ def test_deep_nesting_is_refused_while_parsing():
     started = time.process_time()
 
     with pytest.raises(Unreadable, match="nested"):
-        parse("[" * 200_000, BOUNDS)
+        parse("[" * 200_000, LIMITS)
 
     assert time.process_time() - started < 1
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagmaster.errors import InvalidWorkflow
-from dagmaster.workflows.document import Bounds, Unreadable, parse
+from dagmaster.workflows.document import DocumentLimits, Unreadable, parse
 from dagmaster.workflows.draw import mermaid
 from dagmaster.workflows.expressions import (
     TemplateContext,
@@ -94,7 +94,7 @@ def test_a_mutated_workflow_is_refused_or_can_be_built(text):
 @pytest.mark.requirement("W3")
 @given(text=st.text(alphabet="abc:-[]{}?&*!|>'\"#%@`,\n \t~<\\0.", max_size=60) | st.binary(max_size=40))
 def test_any_text_is_a_document_or_is_refused(text):
-    document = answer(lambda: parse(text, Bounds(1000, 10, 100))[0])
+    document = answer(lambda: parse(text, DocumentLimits(1000, 10, 100))[0])
 
     assert document.problems if isinstance(document, Unreadable) else document.place(()) != (0, 0)
 

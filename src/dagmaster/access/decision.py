@@ -24,6 +24,7 @@ from typing import Self
 from dagmaster.access.caller import Caller, Scope
 from dagmaster.access.links import VersionLink
 from dagmaster.assets.states import AssetState, AssetVersionState, Clearance, Exposure
+from dagmaster.errors import NotAllowed
 
 STAFF = (Scope.REVIEWER, Scope.OPERATOR, Scope.ADMIN)
 
@@ -123,14 +124,31 @@ def may_decide(caller: Caller, platform_id: str, *, b2b_may_approve: bool) -> bo
 
 def submitting_platform(caller: Caller) -> str | None:
     """The only platform for which a caller may submit and upload data; None if the caller is not limited to one.
-    The scope b2b limits a caller, unless the caller also has the scope operator or admin."""
+    The scope b2b limits a caller, unless the caller also has the scope operator or admin. NotAllowed: the caller is
+    limited, but belongs to no platform."""
     is_limited = caller.has(Scope.B2B) and not caller.has(Scope.OPERATOR, Scope.ADMIN)
-    return caller.platform_id if is_limited else None
+    return _platform_of(caller) if is_limited else None
 
 
 def may_preview(caller: Caller) -> bool:
     """Whether the caller may read what is not published."""
     return caller.has(*STAFF)
+
+
+def own_platform_of(caller: Caller) -> str | None:
+    """The platform that a b2b key belongs to; None for callers that are not bound to one, as staff. NotAllowed: a b2b
+    key without a platform."""
+    return _platform_of(caller) if caller.has(Scope.B2B) and not may_preview(caller) else None
+
+
+def _platform_of(caller: Caller) -> str:
+    if not caller.platform_id:
+        raise NotAllowed(
+            "this caller has the scope b2b, but belongs to no platform",
+            code="platform.not-own",
+            hint="use a key that belongs to a platform",
+        )
+    return caller.platform_id
 
 
 def _status(caller: Caller, publication: Publication) -> ReadAccess:

@@ -25,8 +25,8 @@ from dagmaster.web.pages import Limit, page_of
 
 router = APIRouter(tags=["callbacks"])
 
-Operator = Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))]
-Administrator = Annotated[Caller, Depends(needs(Permission.PLATFORMS_WRITE))]
+QueueOperator = Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))]
+PlatformAdministrator = Annotated[Caller, Depends(needs(Permission.PLATFORMS_WRITE))]
 CallbackId = Annotated[UUID, Path(description="The id of the callback")]
 PlatformName = Annotated[str, Path(max_length=64, examples=["ddh"])]
 
@@ -34,7 +34,7 @@ PlatformName = Annotated[str, Path(max_length=64, examples=["ddh"])]
 @router.get("/callbacks", operation_id="list_callbacks", summary="List callbacks, newest first", responses=responses())
 async def list_callbacks(
     services: Services,
-    _caller: Operator,
+    _caller: QueueOperator,
     *,
     request_id: Annotated[str | None, Query(max_length=64, description="Only callbacks of this request")] = None,
     platform_id: Annotated[str | None, Query(max_length=64, description="Only callbacks of this platform")] = None,
@@ -53,7 +53,7 @@ async def list_callbacks(
 
 
 @router.get("/callbacks/{callback_id}", operation_id="get_callback", summary="Get a callback", responses=responses(404))
-async def get_callback(services: Services, _caller: Operator, callback_id: CallbackId) -> CallbackDetail:
+async def get_callback(services: Services, _caller: QueueOperator, callback_id: CallbackId) -> CallbackDetail:
     """The response includes the payload and all attempts to deliver it."""
     return await _detail(services, callback_id)
 
@@ -65,7 +65,7 @@ async def get_callback(services: Services, _caller: Operator, callback_id: Callb
     status_code=202,
     responses=responses(404, 409),
 )
-async def repeat_callback(services: Services, caller: Operator, callback_id: CallbackId) -> CallbackDetail:
+async def repeat_callback(services: Services, caller: QueueOperator, callback_id: CallbackId) -> CallbackDetail:
     """The callback is delivered now, even if it was delivered or given up before, with as many attempts as a new one.
     Its id stays the same, so receivers can ignore a duplicate."""
     store = PostgresCallbacks(services.dsn, "api-callbacks", services.notifier)
@@ -84,7 +84,7 @@ async def repeat_callback(services: Services, caller: Operator, callback_id: Cal
 )
 async def rotate_platform_secret(
     services: Services,
-    caller: Administrator,
+    caller: PlatformAdministrator,
     platform_id: PlatformName,
     response: Response,
     request: RotateSecretRequest | None = None,

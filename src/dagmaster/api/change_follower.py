@@ -81,7 +81,7 @@ def moment_of(cursor: str) -> datetime:
     return datetime.fromtimestamp(int(cursor) / 1_000_000, UTC)
 
 
-class _Sent:
+class _RecentlySent:
     """The jobs and assets that were sent recently. Polls overlap, so a poll also reads rows that were sent before."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class ChangeFollower(Follower):
         self._until: datetime | None = None  # of the last poll
         self._state: PlatformState | None = None
         self._polls = 0
-        self._sent = _Sent()
+        self._sent = _RecentlySent()
         self._needs_resync = False
         self._resync_at = 0.0
         self._changed = asyncio.Event()
@@ -192,7 +192,7 @@ class ChangeFollower(Follower):
     async def _run(self) -> None:
         while True:
             if not self._watchers:
-                self._state, self._sent = None, _Sent()
+                self._state, self._sent = None, _RecentlySent()
                 self._watcher_arrived.clear()
                 await self._watcher_arrived.wait()
             await self._poll_safely()

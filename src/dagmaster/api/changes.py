@@ -15,14 +15,14 @@ from fastapi import APIRouter, Depends, Header, Query
 from starlette.responses import Response, StreamingResponse
 
 from dagmaster.access.caller import Caller
-from dagmaster.access.decision import may_preview
+from dagmaster.access.decision import may_preview, own_platform_of
 from dagmaster.access.permissions import Permission, may
 from dagmaster.api import examples
 from dagmaster.api.change_follower import Batch, cursor_of, moment_of
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
 from dagmaster.api.stream import MEDIA_TYPE, RECONNECT_MILLISECONDS, STREAM_HEADERS
-from dagmaster.api.visibility import own_platform_of, visible_assets
+from dagmaster.api.visibility import visible_assets
 from dagmaster.client.models.changes import AssetChange, ChangeKind
 from dagmaster.database.reads.changes import ChangedAsset
 from dagmaster.web.authentication import needs, require

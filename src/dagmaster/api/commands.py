@@ -17,13 +17,13 @@ from dagmaster.web.authentication import needs, require
 
 router = APIRouter(prefix="/commands", tags=["commands"])
 
-Runner = Annotated[Caller, Depends(needs(Permission.COMMANDS_RUN))]
+CommandCaller = Annotated[Caller, Depends(needs(Permission.COMMANDS_RUN))]
 
 
 @router.get(
     "", operation_id="list_commands", summary="List the commands that the caller may run", responses=responses()
 )
-async def list_commands(caller: Runner) -> Page[CommandInfo]:
+async def list_commands(caller: CommandCaller) -> Page[CommandInfo]:
     """All commands are on one page, with the JSON schemas of their inputs and outputs."""
     allowed = [command for command in all_commands().values() if may(caller, command.permission)]
     return Page[CommandInfo](items=[_described(command) for command in allowed], next=None)
@@ -41,7 +41,7 @@ async def list_commands(caller: Runner) -> Page[CommandInfo]:
 async def run(
     *,
     services: Services,
-    caller: Runner,
+    caller: CommandCaller,
     request: Request,
     name: Annotated[str, Path(max_length=64, examples=["cache.invalidate"])],
     inputs: Annotated[dict[str, Any] | None, Body(examples=[{"wait_seconds": 2}])] = None,

@@ -36,7 +36,7 @@ class _Recent(Generic[T]):
         self._values[key] = (time.monotonic(), value)
 
 
-class PastRuns:
+class RunHistory:
     """Past runs of workflows: the history of their nodes, and their usual durations."""
 
     def __init__(self, reads: ApiReads) -> None:

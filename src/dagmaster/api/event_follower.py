@@ -47,7 +47,7 @@ class JobProgress:
     nodes: tuple[ReportedProgress, ...]
 
 
-Update = Sequence[EventEntry] | JobProgress | None  # None keeps the connection open
+WatchedUpdate = Sequence[EventEntry] | JobProgress | None  # None keeps the connection open
 
 
 class WatchedJob:
@@ -109,7 +109,9 @@ class EventFollower(Follower):
         for job in self._jobs.values():
             job.wake()
 
-    async def watch(self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float) -> AsyncIterator[Update]:
+    async def watch(
+        self, job_id: UUID, brief: JobBrief, after: int, heartbeat_seconds: float
+    ) -> AsyncIterator[WatchedUpdate]:
         """Events after a sequence number, in batches, and progress, until the job has ended. None after each heartbeat
         interval without an update. The event loop runs between two batches, so that it notices when the watcher has
         left."""

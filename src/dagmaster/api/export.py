@@ -30,7 +30,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[requires(Permiss
 FORMAT, FORMAT_VERSION = "dagmaster-job", 1
 _PAGE = 500
 _DUMP = orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
-Rows = Sequence[dict[str, Any]]
+ExportedRows = Sequence[dict[str, Any]]
 
 
 @router.get(
@@ -86,35 +86,35 @@ async def _definition(services: ApiServices, definition_hash: str) -> dict[str, 
         return None
 
 
-Read = Callable[[Any], Awaitable[tuple[Rows, Any]]]
+ReadPage = Callable[[Any], Awaitable[tuple[ExportedRows, Any]]]
 
 
-def _lists(services: ApiServices, job_id: UUID) -> dict[str, Read]:
+def _lists(services: ApiServices, job_id: UUID) -> dict[str, ReadPage]:
     """The lists of the file. Each read gets the cursor of the page before, and returns a page and its cursor."""
     reads = services.reads
 
-    async def nodes(after: Any) -> tuple[Rows, Any]:
+    async def nodes(after: Any) -> tuple[ExportedRows, Any]:
         rows = await reads.export_rows("export_nodes", job_id, after or {"node_id": ""}, _PAGE)
         return rows, rows and {"node_id": rows[-1]["node_id"]}
 
-    async def attempts(after: Any) -> tuple[Rows, Any]:
+    async def attempts(after: Any) -> tuple[ExportedRows, Any]:
         rows = await reads.export_rows("export_attempts", job_id, after or {"node_id": "", "attempt": 0}, _PAGE)
         return rows, rows and {"node_id": rows[-1]["node_id"], "attempt": rows[-1]["attempt"]}
 
-    async def events(after: Any) -> tuple[Rows, Any]:
+    async def events(after: Any) -> tuple[ExportedRows, Any]:
         page = await reads.page_events(job_id, limit=_PAGE, after=after or 0)
         return [dict(event) for event in page], page and page[-1].sequence
 
-    async def logs(after: Any) -> tuple[Rows, Any]:
+    async def logs(after: Any) -> tuple[ExportedRows, Any]:
         lines = await reads.log_lines(job_id, limit=_PAGE, after=after or ("", 0, 0))
         last = lines[-1] if lines else None
         return [dict(line) for line in lines], last and (last.node_id, last.attempt, last.number)
 
-    async def checkpoints(after: Any) -> tuple[Rows, Any]:
+    async def checkpoints(after: Any) -> tuple[ExportedRows, Any]:
         rows = await reads.export_rows("export_checkpoints", job_id, after or {"node_id": "", "name": ""}, _PAGE)
         return rows, rows and {"node_id": rows[-1]["node_id"], "name": rows[-1]["name"]}
 
-    async def janitor_actions(after: Any) -> tuple[Rows, Any]:
+    async def janitor_actions(after: Any) -> tuple[ExportedRows, Any]:
         actions = await reads.janitor_actions(limit=_PAGE, after=after, target_id=str(job_id))
         return [dict(action) for action in actions], actions and (actions[-1].created_at, actions[-1].action_id)
 
@@ -128,7 +128,7 @@ def _lists(services: ApiServices, job_id: UUID) -> dict[str, Read]:
     }
 
 
-async def _items(read: Read) -> AsyncIterator[bytes]:
+async def _items(read: ReadPage) -> AsyncIterator[bytes]:
     """The items of all pages, as elements of a JSON array."""
     is_first, after = True, None
     while True:

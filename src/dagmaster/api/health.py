@@ -14,7 +14,7 @@ from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
 from dagmaster.client.models.operations import Health, HealthCheck, ProcessLiveness, ReadinessReport
 from dagmaster.database.reads.installation import Liveness
-from dagmaster.database.schema.expected import expected_columns, expected_fingerprint
+from dagmaster.database.schema.expected import expected_fingerprint, missing_parts
 from dagmaster.errors import DagmasterError
 from dagmaster.orchestrator.loop import Orchestrator
 from dagmaster.web.authentication import needs, requires
@@ -70,21 +70,21 @@ async def get_health(services: Services) -> Health:
 
 
 async def _health(services: ApiServices) -> Health:
-    begun = time.monotonic()
+    started, deadline = time.monotonic(), asyncio.get_running_loop().time() + TIMEOUT_SECONDS
     try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout_at(deadline):
             owner_id = services.orchestrator.owner_id if services.orchestrator else None
             liveness = await services.reads.liveness(owner_id, services.alive_within)
     except TimeoutError:
         return _unhealthy("database", f"no response within {TIMEOUT_SECONDS:g} s")
     except DagmasterError as error:
         return _unhealthy("database", error.message, error.hint)
-    seconds = round(time.monotonic() - begun, 4)
+    seconds = round(time.monotonic() - started, 4)
     if liveness is None:
         return _unhealthy("schema", "the schema was never deployed completely", "run `dagmaster db deploy`")
     checks = [
         _check("database", True, f"responds in {seconds * 1000:.0f} ms"),
-        await _schema(services, liveness.fingerprint),
+        await _schema(services, liveness.fingerprint, deadline),
         *([_loop(liveness, services.orchestrator, services.alive_within)] if services.orchestrator else []),
     ]
     return Health(
@@ -101,23 +101,30 @@ def _check(name: str, is_ok: bool, detail: str, hint: str | None = None) -> Heal
     return HealthCheck(name=name, is_ok=is_ok, detail=detail, hint=hint)
 
 
-async def _schema(services: ApiServices, deployed: str) -> HealthCheck:
-    """A schema of another version is sufficient if it has every column of this one: during an upgrade, and after going
-    back, processes use the schema of a newer release."""
+async def _schema(services: ApiServices, deployed: str, deadline: float) -> HealthCheck:
+    """A schema of another version is sufficient if it has every column and function that this software needs: during an
+    upgrade, and after going back, processes use the schema of a newer release."""
     expected = expected_fingerprint()
     if deployed == expected:
         return _check("schema", True, f"{expected}, as this software expects")
     detail = f"{deployed} is deployed, this software expects {expected}"
     try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
-            missing = sorted(expected_columns() - await services.reads.columns())
-    except (TimeoutError, DagmasterError) as error:
-        return _check("schema", False, f"{detail}; its columns cannot be read: {error or 'no response in time'}")
+        async with asyncio.timeout_at(deadline):
+            missing = missing_parts(await services.reads.deployed_parts())
+    except TimeoutError:
+        return _uncompared(detail, f"no response within {TIMEOUT_SECONDS:g} s")
+    except DagmasterError as error:
+        return _uncompared(detail, error.message)
     if not missing:
-        return _check("schema", True, f"{detail}; it has all columns that this software needs")
-    listed = ", ".join(f"{table}.{name}" for table, name in missing[:_SHOWN])
+        return _check("schema", True, f"{detail}; it has all columns and functions that this software needs")
+    listed = ", ".join(missing[:_SHOWN])
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     return _check("schema", False, f"{detail}; it lacks {listed}{more}", "run `dagmaster db migrate`")
+
+
+def _uncompared(detail: str, reason: str) -> HealthCheck:
+    hint = "`dagmaster db status` compares them; if the schema is older than this software, run `dagmaster db migrate`"
+    return _check("schema", False, f"{detail}; its columns and functions cannot be read: {reason}", hint)
 
 
 def _loop(liveness: Liveness, orchestrator: Orchestrator, within_seconds: float) -> HealthCheck:
@@ -126,7 +133,7 @@ def _loop(liveness: Liveness, orchestrator: Orchestrator, within_seconds: float)
     age, silent = liveness.beat_age_seconds, orchestrator.silent_seconds
     if age is None:
         return _check("loop", False, "the orchestrator has not started yet")
-    if silent > orchestrator.patience_seconds:
+    if silent > orchestrator.stuck_after_seconds:
         detail = f"the orchestrator's loop has made no progress for {silent:.1f} s"
         return _check("loop", False, detail, "see the log of the orchestrator")
     return _check("loop", age < within_seconds, f"the orchestrator's last heartbeat was {age:.1f} s ago")

@@ -3,10 +3,9 @@
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from pydantic import AwareDatetime
 
-from dagmaster.access.caller import Caller
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
@@ -17,7 +16,7 @@ from dagmaster.database.maintenance.retention import PostgresRetention
 from dagmaster.jobs.model import JanitorAction
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.tidy import DAY_SECONDS, tidy_of
-from dagmaster.web.authentication import needs, requires
+from dagmaster.web.authentication import requires
 from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
 
 router = APIRouter(prefix="/janitor", tags=["operations"])
@@ -55,10 +54,15 @@ async def list_janitor_actions(
     return page_of(rows, limit, lambda action: joined(action.created_at.isoformat(), action.action_id))
 
 
-@router.post("/run", operation_id="run_janitor", summary="Run the janitor now", responses=responses())
+@router.post(
+    "/run",
+    operation_id="run_janitor",
+    summary="Run the janitor now",
+    responses=responses(),
+    dependencies=[requires(Permission.QUEUES_OPERATE)],
+)
 async def run_janitor(
     services: Services,
-    caller: Annotated[Caller, Depends(needs(Permission.QUEUES_OPERATE))],
     dry_run: Annotated[bool, Query(description="Change nothing, only return the actions")] = False,
 ) -> JanitorRun:
     """Orchestrators also run the janitor every `JANITOR_INTERVAL_SEC`. Only their runs delete old jobs."""

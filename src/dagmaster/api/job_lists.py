@@ -18,7 +18,7 @@ from dagmaster.web.pages import CommaSeparated
 MAX_COUNTED = 1000
 MAX_WORDS_LENGTH = 200
 
-Names = CommaSeparated[Annotated[str, Field(max_length=64)]]
+ListedNames = CommaSeparated[Annotated[str, Field(max_length=64)]]
 
 
 async def filters_of(
@@ -26,8 +26,8 @@ async def filters_of(
     status: Annotated[
         CommaSeparated[JobStatus] | None, Query(description="Only jobs with one of these statuses")
     ] = None,
-    workflow_id: Annotated[Names | None, Query(description="Only jobs of one of these workflows")] = None,
-    submitted_by: Annotated[Names | None, Query(description="Only jobs of one of these submitters")] = None,
+    workflow_id: Annotated[ListedNames | None, Query(description="Only jobs of one of these workflows")] = None,
+    submitted_by: Annotated[ListedNames | None, Query(description="Only jobs of one of these submitters")] = None,
     correlation_id: Annotated[
         str | None, Query(max_length=64, description="Only jobs with this correlation id")
     ] = None,
@@ -76,7 +76,7 @@ def _moment(text: str | None, name: str) -> datetime | None:
 async def summaries(services: ApiServices, jobs: Sequence[ListedJob]) -> list[JobSummary]:
     """The jobs of a page with their progress and estimates. The cost depends on the length of the page alone."""
     progress = await services.reads.progress_of_jobs((each.job.job_id, each.definition_hash) for each in jobs)
-    usual = await services.past_runs.usual_seconds({each.job.workflow_id for each in jobs if not each.job.is_over})
+    usual = await services.run_history.usual_seconds({each.job.workflow_id for each in jobs if not each.job.is_over})
     result: list[JobSummary] = []
     for job, now in ((each.job, each.now) for each in jobs):
         elapsed = round(max(0.0, ((job.completed_at or now) - job.created_at).total_seconds()), 3)

@@ -190,7 +190,7 @@ async def get_job(services: Services, job_id: JobId) -> JobDetail:
     stages, eta = stages_of(graph, snapshot), None
     if not snapshot.is_over:
         nodes, stages, eta = with_estimates(
-            graph, nodes, stages, await services.past_runs.nodes(graph, job.definition_hash)
+            graph, nodes, stages, await services.run_history.nodes(graph, job.definition_hash)
         )
     failed = [node for node in nodes if node.status is NodeStatus.FAILED or node.failed_count]
     advance_error = None if snapshot.is_over else await _advance_error(services, job)
@@ -413,7 +413,7 @@ async def get_job_graph(services: Services, job_id: JobId) -> JobGraph:
     nodes = summaries_of(graph, snapshot)
     eta = None
     if not snapshot.is_over:
-        past = await services.past_runs.nodes(graph, brief.definition_hash)
+        past = await services.run_history.nodes(graph, brief.definition_hash)
         nodes, _, eta = with_estimates(graph, nodes, [], past)
     return JobGraph(
         job_id=job_id,

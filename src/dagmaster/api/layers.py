@@ -8,12 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
 
 from dagmaster.access.caller import Caller
-from dagmaster.access.decision import may_preview, readable_clearances
+from dagmaster.access.decision import may_preview, own_platform_of, readable_clearances
 from dagmaster.access.permissions import Permission
 from dagmaster.api.assets import AssetName, read_asset, with_etag
 from dagmaster.api.problems import responses
 from dagmaster.api.services import ApiServices, Services
-from dagmaster.api.visibility import own_platform_of
 from dagmaster.client.models.assets import AssetInfo
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataChange, LayerMetadataInfo, LayerMetadataRequest
 from dagmaster.client.models.pages import Page

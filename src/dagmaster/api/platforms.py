@@ -5,11 +5,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Path, Response
 
 from dagmaster.access.caller import Caller
+from dagmaster.access.decision import own_platform_of
 from dagmaster.access.permissions import Permission
 from dagmaster.api.assets import with_etag
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.api.visibility import own_platform_of, require_visible_platform
+from dagmaster.api.visibility import require_visible_platform
 from dagmaster.client.models.assets import PlatformChange, PlatformInfo, PlatformRequest
 from dagmaster.client.models.pages import Page
 from dagmaster.operations.assets import platforms as operations

@@ -189,7 +189,8 @@ async def delete_version(
     reason: Reason = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """The version is no longer served, and does not block later ones. Its data is removed after `PURGE_DAYS`."""
+    """The version is no longer served, and does not block later ones. Its data is removed after `PURGE_DAYS`; 0
+    keeps it."""
     asset = await delete(services.assets, asset_id, version_ordinal, caller=caller, reason=reason, if_match=if_match)
     return _changed(services, response, asset)
 
@@ -258,8 +259,8 @@ async def delete_asset(
     reason: Reason = None,
     if_match: IfMatch = None,
 ) -> AssetInfo:
-    """The versions of the asset are no longer served. Their data is removed after `PURGE_DAYS`. If the asset is
-    submitted again, it must be cleared again."""
+    """The versions of the asset are no longer served. Their data is removed after `PURGE_DAYS`; 0 keeps it. If the
+    asset is submitted again, it must be cleared again."""
     asset = await delete(services.assets, asset_id, caller=caller, reason=reason, if_match=if_match)
     return _changed(services, response, asset)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Depends, Request
 
 from dagmaster.api.change_follower import ChangeFollower
-from dagmaster.api.estimates import PastRuns
+from dagmaster.api.estimates import RunHistory
 from dagmaster.api.event_follower import EventFollower
 from dagmaster.api.legacy.forward import OldSystem
 from dagmaster.api.legacy.sharing import Shares
@@ -94,7 +94,7 @@ class ApiServices:
     notifier: PostgresNotifier = field(init=False)
     events: EventFollower = field(init=False)
     changes: ChangeFollower = field(init=False)
-    past_runs: PastRuns = field(init=False)
+    run_history: RunHistory = field(init=False)
     keys: KeyStore = field(init=False)
     authentication: Authentication = field(init=False)
     sign_in_limit: RateLimit = field(init=False)
@@ -131,7 +131,7 @@ class ApiServices:
         self.upload_store = UploadStore(self.dsn, role="uploads", size=4)
         self.events = EventFollower(self.reads, self.notifier)
         self.old_system = self._old_system()
-        self.past_runs = PastRuns(self.reads)
+        self.run_history = RunHistory(self.reads)
         self.changes = ChangeFollower(self.reads, self.alive_within)
         await self.reads.open()
         self.notifier.start()

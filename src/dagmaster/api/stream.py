@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 
 from dagmaster.access.permissions import Permission
 from dagmaster.api import examples
-from dagmaster.api.event_follower import JobProgress, Update
+from dagmaster.api.event_follower import JobProgress, WatchedUpdate
 from dagmaster.api.jobs import JobId
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
@@ -80,13 +80,13 @@ async def stream_events(
     return StreamingResponse(_frames(updates), media_type=MEDIA_TYPE, headers=STREAM_HEADERS)
 
 
-async def _frames(updates: AsyncIterator[Update]) -> AsyncIterator[bytes]:
+async def _frames(updates: AsyncIterator[WatchedUpdate]) -> AsyncIterator[bytes]:
     yield f"retry: {RECONNECT_MILLISECONDS}\n\n".encode()
     async for update in updates:
         yield frame(update)
 
 
-def frame(update: Update) -> bytes:
+def frame(update: WatchedUpdate) -> bytes:
     match update:
         case JobProgress():
             nodes = [{"node_id": n.node_id, "attempt": n.attempt, "progress": n.progress} for n in update.nodes]

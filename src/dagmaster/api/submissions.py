@@ -5,10 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Response
 
 from dagmaster.access.caller import Caller
+from dagmaster.access.decision import own_platform_of
 from dagmaster.access.permissions import Permission
 from dagmaster.api.problems import responses
 from dagmaster.api.services import Services
-from dagmaster.api.visibility import own_platform_of, require_visible_platform, visible_result, visible_submission
+from dagmaster.api.visibility import require_visible_platform, visible_result, visible_submission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.assets import AssetSubmissionRequest, AssetSubmissionResult, SubmissionStatus
 from dagmaster.operations.assets.submit import submit_asset

@@ -11,7 +11,7 @@ from dagmaster.jobs.states import NODE_LIVE, NODE_TERMINAL, NodeStatus
 from dagmaster.workflows.graph import Graph
 from dagmaster.workflows.model import FanOutNode, Importance, work_of
 
-Span = tuple[datetime | None, datetime | None]
+TimeSpan = tuple[datetime | None, datetime | None]
 
 
 def summaries_of(graph: Graph, snapshot: Snapshot) -> list[PublicNode]:
@@ -20,7 +20,7 @@ def summaries_of(graph: Graph, snapshot: Snapshot) -> list[PublicNode]:
     return [summary_of(graph, node, snapshot.now, spans[node.node_id]) for node in snapshot.nodes]
 
 
-def summary_of(graph: Graph, node: NodeSummary, now: datetime, span: Span | None = None) -> PublicNode:
+def summary_of(graph: Graph, node: NodeSummary, now: datetime, span: TimeSpan | None = None) -> PublicNode:
     definition_id = node.parent_node_id or node.node_id
     definition = graph.workflow.nodes.get(definition_id)
     work = work_of(definition) if definition else None
@@ -65,16 +65,16 @@ def _exceeds_tolerance(graph: Graph, node: NodeSummary) -> bool:
     return (node.failed_count or 0) + (node.cancelled_count or 0) > tolerated(definition, node.total)
 
 
-def _seconds(node: NodeSummary, now: datetime, span: Span | None) -> float | None:
-    begun, ended = span or _own_span(node)
-    return _elapsed(begun, ended or (now if node.status in NODE_LIVE or node.remaining else None))
+def _seconds(node: NodeSummary, now: datetime, span: TimeSpan | None) -> float | None:
+    started, ended = span or _own_span(node)
+    return _elapsed(started, ended or (now if node.status in NODE_LIVE or node.remaining else None))
 
 
-def _own_span(node: NodeSummary) -> Span:
+def _own_span(node: NodeSummary) -> TimeSpan:
     return node.dispatched_at or node.started_at, node.completed_at
 
 
-def _spans(graph: Graph, snapshot: Snapshot) -> dict[str, Span]:
+def _spans(graph: Graph, snapshot: Snapshot) -> dict[str, TimeSpan]:
     """The start and the end of each node.
 
     The children of a fan_out are not read for this. It counts as running from the end of the nodes that it waits for to
@@ -85,17 +85,17 @@ def _spans(graph: Graph, snapshot: Snapshot) -> dict[str, Span]:
         if node.total is None or node.node_id not in graph.place:
             continue
         before = [*graph.all_of.get(node.node_id, ()), *graph.any_of.get(node.node_id, ())]
-        begun = [at for each in before if (at := spans.get(each, (None, None))[1])]
-        spans[node.node_id] = max(begun, default=node.completed_at), _end_of_children(graph, node, spans, snapshot.now)
+        starts = [at for each in before if (at := spans.get(each, (None, None))[1])]
+        spans[node.node_id] = max(starts, default=node.completed_at), _end_of_children(graph, node, spans, snapshot.now)
     return spans
 
 
-def _end_of_children(graph: Graph, node: NodeSummary, spans: dict[str, Span], now: datetime) -> datetime | None:
+def _end_of_children(graph: Graph, node: NodeSummary, spans: dict[str, TimeSpan], now: datetime) -> datetime | None:
     if node.remaining or node.status not in NODE_TERMINAL:
         return None
     after = [spans[each] for each in graph.successors.get(node.node_id, ()) if each in spans]
-    begun = [at for first, last in after if (at := first or last)]
-    return max(min(begun, default=now), node.completed_at or now) if node.total else node.completed_at
+    starts = [at for first, last in after if (at := first or last)]
+    return max(min(starts, default=now), node.completed_at or now) if node.total else node.completed_at
 
 
 def _children(node: NodeSummary) -> ChildCounts | None:
@@ -143,13 +143,13 @@ def stages_of(graph: Graph, snapshot: Snapshot) -> list[StageSummary]:
 
 
 def _stage(
-    graph: Graph, stage: tuple[int, str], nodes: Sequence[NodeSummary], spans: dict[str, Span], now: datetime
+    graph: Graph, stage: tuple[int, str], nodes: Sequence[NodeSummary], spans: dict[str, TimeSpan], now: datetime
 ) -> StageSummary:
     number, name = stage
     states = Counter(state_of(graph, node) for node in nodes)
-    begun = [at for node in nodes if (at := spans[node.node_id][0] or node.completed_at)]
+    starts = [at for node in nodes if (at := spans[node.node_id][0] or node.completed_at)]
     ended = [at for node in nodes if (at := spans[node.node_id][1])]
-    first, last = min(begun, default=None), max(ended, default=None)
+    first, last = min(starts, default=None), max(ended, default=None)
     return StageSummary(
         number=number,
         name=name,

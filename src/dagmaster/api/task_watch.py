@@ -58,7 +58,6 @@ class TaskWatch:
         open_notifier: Callable[[], Notifier],
         poll_seconds: float,
     ) -> None:
-        self.queries = 0
         self._reads = reads
         self._topics = topics
         self._open_notifier = open_notifier
@@ -138,7 +137,6 @@ class TaskWatch:
             await asyncio.sleep(MIN_PAUSE_SECONDS)
 
     async def _wake_some(self) -> None:
-        self.queries += 1
         queues = {queue for waiting in self._waiting for queue in waiting.queues}
         self._claimable = await self._reads.claimable_handlers(queues)
         woken = 0

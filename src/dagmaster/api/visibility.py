@@ -14,8 +14,8 @@ If a caller asks for something that it may not see, the error says that it does 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dagmaster.access.caller import Caller, Scope
-from dagmaster.access.decision import Publication, may_preview, read_access, readable_clearances
+from dagmaster.access.caller import Caller
+from dagmaster.access.decision import Publication, may_preview, own_platform_of, read_access, readable_clearances
 from dagmaster.assets.states import Clearance, Exposure
 from dagmaster.client.models.assets import (
     AssetInfo,
@@ -35,11 +35,6 @@ def visible_assets(caller: Caller) -> VisibleAssets | None:
     if may_preview(caller):
         return None
     return VisibleAssets(own_platform_of(caller), readable_clearances(caller))
-
-
-def own_platform_of(caller: Caller) -> str | None:
-    """The platform that a b2b key belongs to; None for callers that are not bound to one."""
-    return caller.platform_id if caller.has(Scope.B2B) and not may_preview(caller) else None
 
 
 def require_visible_platform(caller: Caller, platform_id: str) -> None:

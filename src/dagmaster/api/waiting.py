@@ -45,7 +45,7 @@ class Conditions:
     queued_children: Mapping[str, str] = field(default_factory=dict)  # one queued child for each fan_out
     next_retries: Mapping[str, datetime] = field(default_factory=dict)
     deferred: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # nodes with a handler unknown to the owner
-    patience_seconds: float = 600.0  # how long those nodes may wait
+    unknown_after_seconds: float = 600.0  # how long those nodes may wait
 
 
 @router.get(
@@ -125,7 +125,7 @@ async def _conditions(
         queued_children=queued or {},
         next_retries=retries or {},
         deferred={row["node_id"]: row for row in brief.deferred_work or () if is_readable(row)},
-        patience_seconds=services.settings.unknown_handler_timeout_sec,
+        unknown_after_seconds=services.settings.unknown_handler_timeout_sec,
     )
 
 
@@ -223,7 +223,7 @@ def _deferred(work: Mapping[str, Any], conditions: Conditions) -> WaitReason:
     seconds = _between(datetime.fromisoformat(work["known_at"]), conditions.now)
     detail = (
         f"waits for an orchestrator that knows {names}; the node fails if no live process has known "
-        f"{'them' if queue else 'it'} for {conditions.patience_seconds:g} s ({seconds:.1f} s so far)"
+        f"{'them' if queue else 'it'} for {conditions.unknown_after_seconds:g} s ({seconds:.1f} s so far)"
     )
     return WaitReason(code="unknown_handler", detail=detail, handler=handler, queue=queue, seconds=seconds)
 

@@ -68,7 +68,7 @@ async def _worker(
     return worker_id
 
 
-Executor = Annotated[Caller, Depends(needs(Permission.TASKS_EXECUTE))]
+WorkerCaller = Annotated[Caller, Depends(needs(Permission.TASKS_EXECUTE))]
 OwnWorker = Annotated[UUID, Depends(_worker)]
 TaskId = Annotated[
     str, Path(max_length=260, description="The id of the task: job, node and attempt, joined by underscores")
@@ -76,7 +76,7 @@ TaskId = Annotated[
 
 
 @router.post("/start", operation_id="start_worker", summary="Start a worker", responses=responses(409))
-async def start_worker(services: Services, caller: Executor, start: WorkerStart) -> StartedWorker:
+async def start_worker(services: Services, caller: WorkerCaller, start: WorkerStart) -> StartedWorker:
     """The platform issues the id of the worker. Nothing is stored until its first heartbeat."""
     if not OLDEST_PROTOCOL <= start.protocol <= PROTOCOL:
         is_old = start.protocol < OLDEST_PROTOCOL
@@ -104,7 +104,7 @@ async def start_worker(services: Services, caller: Executor, start: WorkerStart)
     responses=responses(),
 )
 async def beat_worker(
-    services: Services, caller: Executor, worker_id: OwnWorker, heartbeat: WorkerHeartbeat
+    services: Services, caller: WorkerCaller, worker_id: OwnWorker, heartbeat: WorkerHeartbeat
 ) -> WorkerReceipt:
     requests.require_queues(heartbeat.queues, caller)
     info = requests.info_of(worker_id, heartbeat)
@@ -125,7 +125,7 @@ async def retire_worker(services: Services, worker_id: OwnWorker) -> WorkerRecei
     "/{worker_id}/wait", operation_id="wait_for_tasks", summary="Wait until there are tasks", responses=responses()
 )
 async def wait_for_tasks(
-    services: Services, caller: Executor, _worker_id: OwnWorker, wait_request: WaitRequest
+    services: Services, caller: WorkerCaller, _worker_id: OwnWorker, wait_request: WaitRequest
 ) -> QueuesWithTasks:
     """Responds at once if there are tasks, and at the latest after `seconds`. Then the worker claims tasks with
     `exchange`."""
@@ -142,7 +142,7 @@ async def wait_for_tasks(
     responses=responses(404),
 )
 async def exchange_tasks(
-    services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
+    services: Services, caller: WorkerCaller, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
     """A report counts if the worker still holds the task; a repeated report gets the same response. Reports and claims
     are one transaction, with two exceptions, which follow in transactions of their own: claims from a queue that got a
@@ -158,7 +158,7 @@ async def exchange_tasks(
     responses=responses(404),
 )
 async def report_tasks(
-    services: Services, caller: Executor, worker_id: OwnWorker, exchange: ExchangeRequest
+    services: Services, caller: WorkerCaller, worker_id: OwnWorker, exchange: ExchangeRequest
 ) -> Response:
     """Like `exchange`, but new tasks are claimed only if a queue has a limit, because reports free capacity there."""
     return await _exchange(services, caller, worker_id, exchange, is_claiming=False)
@@ -282,7 +282,7 @@ async def _results_of(services: ApiServices, job_id: UUID, references: TaskRefer
     },
 )
 async def store_output(
-    services: Services, caller: Executor, worker_id: OwnWorker, task_id: TaskId, request: Request
+    services: Services, caller: WorkerCaller, worker_id: OwnWorker, task_id: TaskId, request: Request
 ) -> StoredOutput:
     """The response is the reference for the report. An output that is never reported is deleted."""
     job_id, _, _ = attempt = requests.attempt_of(task_id)

@@ -30,17 +30,6 @@ class RegisteredPlatform:
         return tuple(name for name in self.required_refs if name != self.version_ref)
 
 
-SHIPPED = (
-    RegisteredPlatform(
-        "ddh", "Data Distribution Hub", ("dataset_id", "resource_id", "version_id"), version_ref="version_id"
-    ),
-    RegisteredPlatform("arcgis", "ArcGIS", ("item_id", "layer_index", "version"), version_ref="version"),
-    RegisteredPlatform("geonode", "GeoNode", ("uuid", "version"), version_ref="version"),
-    RegisteredPlatform("local", "This installation", ("dataset",), ("version",), version_ref="version"),
-    RegisteredPlatform("legacy", "Jobs of the earlier API", ("dataset",), ("version",), version_ref="version"),
-)
-
-
 @dataclass(frozen=True, slots=True)
 class References:
     """Checked references: those that identify the asset, and the label of the version if one was given."""

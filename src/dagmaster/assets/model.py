@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from dagmaster.assets.external import ExternalCopies
+from dagmaster.assets.external_copies import ExternalCopies
 from dagmaster.assets.states import ApprovalState, Clearance, Exposure, ProcessingState
 from dagmaster.records import ForeignKey, Index, Record, Table
 
@@ -151,9 +151,9 @@ class AssetRevision(Record):
     removed. `review_notified_at` is when reviewers were notified of it. `same_content_as` is another version with the
     same bytes, known once the source was read.
 
-    The columns `external_…` follow the copies in the external zone (assets/external). `external_job_id` is the last job
-    that created or removed them, `external_due_at` the `export_due_at` or `withdrawal_due_at` for which that job was
-    started, and `external_retry_at` when a failed withdrawal is retried.
+    The columns `external_…` follow the copies in the external zone (see `external_copies`). `external_job_id` is the
+    last job that created or removed them, `external_due_at` the `export_due_at` or `withdrawal_due_at` for which that
+    job was started, and `external_retry_at` when a failed withdrawal is retried.
     """
 
     table: ClassVar[Table] = Table(

@@ -8,8 +8,21 @@ one is processed or reviewed.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-VersionRevision = tuple[int, int]  # the ordinal of a version, and the number of one of its revisions
+VersionRevision = tuple[int, int]  # within an asset: the ordinal of a version, and the number of one of its revisions
+
+
+@dataclass(frozen=True, slots=True)
+class AssetRevisionKey:
+    """A revision of a version of an asset."""
+
+    asset_id: str
+    version_ordinal: int
+    revision: int
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        return {"asset_id": self.asset_id, "ordinal": self.version_ordinal, "revision": self.revision, **others}
 
 
 class ApprovalState(StrEnum):

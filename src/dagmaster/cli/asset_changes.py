@@ -118,8 +118,12 @@ def _is_to_review(version: VersionInfo) -> bool:
 
 
 def _is_withdrawn(version: VersionInfo) -> bool:
-    is_refused = version.approval_state == "rejected" or version.unpublished_at is not None
-    return is_refused and version.processing_state == "completed"
+    """Whether an approval publishes a version again. If the newest revision of an unpublished version has failed, that
+    is the revision that was approved before."""
+    is_unpublished = version.unpublished_at is not None
+    if version.processing_state == "failed":
+        return is_unpublished and version.approved_revision not in (None, version.revision)
+    return version.processing_state == "completed" and (is_unpublished or version.approval_state == "rejected")
 
 
 def _changes(error: DagmasterError) -> Iterator[str]:

@@ -210,7 +210,7 @@ def export(state: State, *, asset: str, version: int, reason: str | None, etag: 
 @yes_option
 @pass_state
 def delete(state: State, *, asset: str, version: int | None, reason: str | None, etag: str | None, yes: bool) -> int:
-    """Delete a version; without --version, the whole asset. Its data is removed after PURGE_DAYS."""
+    """Delete a version; without --version, the whole asset. Its data is removed after PURGE_DAYS; 0 keeps it."""
     seen_asset = _seen_asset(state, asset, etag)
     if not yes and not seen_asset.is_confirmed("Delete", version):
         return 1

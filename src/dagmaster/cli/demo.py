@@ -46,6 +46,7 @@ _IGNORED_SETTINGS = (
     "EXTERNAL_FOLDER",
     "SCRATCH_FOLDER",
 )
+_PORTS = ("api_port", "serving_port", "gateway_port")
 _CONTAINERS = {"bronze_container": "bronze", "silver_container": "silver", "external_container": "external"}
 _CONTAINER_PREFIX = "dagmaster-demo-"  # in object stores; every demo empties and uses these containers
 
@@ -175,8 +176,8 @@ def _platform(state: State, folder: Path) -> "tuple[LocalPlatform, Storage]":
 
 
 def _own_settings(state: State, folder: Path) -> "Settings":
-    """The settings of the demo's platform. Its API has the port that `up` uses, which serves the printed addresses
-    again later."""
+    """The settings of the demo's platform. Its servers have the ports of `up`, which serves the printed addresses again
+    later; or free ones, if these are in use."""
     overrides: dict[str, Any] = {name.lower(): None for name in ("DATABASE_URL", *_IGNORED_SETTINGS)}
     overrides |= {
         **_containers(state.settings),
@@ -184,7 +185,9 @@ def _own_settings(state: State, folder: Path) -> "Settings":
         "api_enabled": True,
         "api_host": "127.0.0.1",
     }
-    return state.settings.model_copy(update={**overrides, "serving_enabled": True, "catalog_enabled": True})
+    own = state.settings.model_copy(update={**overrides, "serving_enabled": True, "catalog_enabled": True})
+    own.model_fields_set.difference_update(_PORTS)  # a port in use is refused only if the settings name it
+    return own
 
 
 def _containers(settings: "Settings") -> dict[str, str]:
@@ -200,11 +203,11 @@ def _make_scene(state: State, storage: "Storage", folder: Path, size: int) -> "L
 
     scene_text = f"{size:,} × {size:,} pixels of {PIXEL_METRES:.0f} m in {CRS}"
     state.announce(f"1  scene: a synthetic landscape of {scene_text} …")
-    begun = time.monotonic()
+    started = time.monotonic()
     with _bar(state) as on_progress:
         make_landscape(folder / _SCENE, size, on_progress=on_progress)
     stored = storage.put_file(storage.location(_SCENE, zone=Zone.BRONZE), folder / _SCENE, move=True)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     state.announce(f"   {size * size / 1e6:,.0f} megapixels, {size_text(stored.size_bytes)}, made in {seconds:.1f} s")
     return stored.location
 

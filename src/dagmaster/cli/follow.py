@@ -59,11 +59,11 @@ def detached(state: State, job_id: str, *, state_text: str = "the job continues"
 
 def _wait(state: State, job_id: str, reconnection: Reconnection) -> None:
     """Poll less often the longer the job takes: the interval is a twentieth of the time so far, at most two seconds."""
-    begun = time.monotonic()
+    started = time.monotonic()
     printed: list[str] = []
     blockers = Blockers(state.client, job_id)
     while not reconnection.call(lambda: read(JobSummary, state.client.job_summary(job_id))).is_over:
-        waited = time.monotonic() - begun
+        waited = time.monotonic() - started
         for line in blockers.read(is_quiet=waited > _QUIET_SECONDS):
             if line not in printed:
                 printed.append(line)

@@ -27,7 +27,7 @@ def cancel(state: State, job_id: str, request: Json, wait_seconds: float) -> int
 
 def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) -> Json:
     until = time.monotonic() + wait_seconds
-    progress = _Progress(state)
+    progress = _PrintedProgress(state)
     response = state.client.cancel(job_id, request, min(_POLL_SECONDS, wait_seconds))
     progress.show(read(CancelProgress, response))
     while not response["is_over"] and (remaining_seconds := until - time.monotonic()) > 0:
@@ -42,7 +42,7 @@ def _cancelled(state: State, job_id: str, request: Json, wait_seconds: float) ->
     return response
 
 
-class _Progress:
+class _PrintedProgress:
     """Prints each step of a task once: its worker has asked the handler to stop, the task has ended."""
 
     def __init__(self, state: State) -> None:

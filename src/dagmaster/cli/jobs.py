@@ -22,6 +22,7 @@ from dagmaster.cli.command import (
 from dagmaster.cli.completion import complete_jobs, complete_workflows
 from dagmaster.client.escaping import one_line
 from dagmaster.errors import InvalidRequest, NotFound
+from dagmaster.quantities import shortened
 
 if TYPE_CHECKING:
     from dagmaster.client.models.base import Json
@@ -384,7 +385,7 @@ def _event_text(response: "Json") -> str:
 
 def _short(data: Any) -> str:
     text = f"  {as_json(data, indent=False)}" if data else ""
-    return text if len(text) <= _DATA_LENGTH else text[: _DATA_LENGTH - 1] + "…"
+    return shortened(text, _DATA_LENGTH)
 
 
 @jobs.command("nodes")

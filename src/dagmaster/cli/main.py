@@ -223,8 +223,10 @@ def _log_line(facts: dict[str, Any]) -> str:
     """An error as a line of the log, for programs that read the log."""
     from datetime import UTC, datetime
 
+    from dagmaster.timestamps import rfc3339
+
     named = {name: value for name, value in facts.items() if value and name != "message"}
-    timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    timestamp = rfc3339(datetime.now(UTC))
     return as_json({**named, "event": facts["message"], "level": "error", "timestamp": timestamp}, indent=False)
 
 

@@ -94,8 +94,8 @@ def _artifacts(saved: SavedCheckpoint) -> str:
     return ", ".join(one_line(str(artifact.get("uri"))) for artifact in saved.artifacts or ())
 
 
-def _seconds(begun: datetime | None, ended: datetime | None) -> str:
-    return f"{max(0.0, (ended - begun).total_seconds()):.2f} s" if begun and ended else ""
+def _seconds(started: datetime | None, ended: datetime | None) -> str:
+    return f"{max(0.0, (ended - started).total_seconds()):.2f} s" if started and ended else ""
 
 
 def _remark(attempt: Attempt) -> str:

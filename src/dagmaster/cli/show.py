@@ -14,7 +14,7 @@ from dagmaster.client.escaping import one_line
 from dagmaster.client.models.base import read, read_all
 from dagmaster.client.models.jobs import Deliverable, JobDetail, JobSummary, Outcomes
 from dagmaster.client.models.nodes import FailedNode, PublicNode, StageSummary, WaitingNodes
-from dagmaster.client.node_remarks import in_seconds, remarks_of, seconds_of
+from dagmaster.client.node_remarks import in_seconds, joined, remarks_of, seconds_of
 from dagmaster.client.outcome import JobPage
 from dagmaster.quantities import counted, duration
 
@@ -106,7 +106,7 @@ def _facts(page: JobPage) -> list[tuple[str, str]]:
         ("workflow", f"{job.workflow_id} version {job.workflow_version} ({job.definition_hash[:12]})"),
         ("inputs", as_json(page.response["job"].get("input_params"), indent=False)),
         ("created", f"{at(job.created_at)} UTC, {duration(_age_seconds(page))} ago"),
-        ("took" if page.detail.is_over else "runs for", _joined(run_time, time_left(page.detail.eta_seconds))),
+        ("took" if page.detail.is_over else "runs for", joined(", ", run_time, time_left(page.detail.eta_seconds))),
         ("priority", str(job.priority)),
     ]
     optional = {
@@ -117,10 +117,6 @@ def _facts(page: JobPage) -> list[tuple[str, str]]:
         "owner": f"{job.owner_id} (epoch {job.epoch})" if job.owner_id else None,
     }
     return facts + [(name, value) for name, value in optional.items() if value]
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)
 
 
 def _age_seconds(page: JobPage) -> float:

@@ -15,9 +15,9 @@ from dagmaster.cli.files import json_object, option_bytes
 from dagmaster.cli.naming import is_file, workflow_bytes
 from dagmaster.client.limits import MAX_BODY_BYTES
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, Unavailable, WorkflowProblem
-from dagmaster.quantities import counted
+from dagmaster.quantities import counted, shortened
 
-Schema = dict[str, Any]
+InputSchema = dict[str, Any]
 _NOT_SERVED = (
     "note: the results of a job stay in storage and are not served; to publish them use `dagmaster process` or "
     "`dagmaster assets submit`"
@@ -102,13 +102,13 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _by_id(state: State, workflow: str, *, has_inputs: bool) -> tuple[dict[str, Any], Schema]:
+def _by_id(state: State, workflow: str, *, has_inputs: bool) -> tuple[dict[str, Any], InputSchema]:
     """A workflow of the platform, with the types of its inputs if some are given."""
     schema = state.client.workflow(workflow)["inputs_schema"] if has_inputs else {}
     return {"workflow_id": workflow}, schema
 
 
-def _from_file(state: State, path: Path) -> tuple[dict[str, Any], Schema]:
+def _from_file(state: State, path: Path) -> tuple[dict[str, Any], InputSchema]:
     """A workflow from a file. The platform validates it, because it knows the handlers."""
     from dagmaster.client.connection import problems_of
 
@@ -174,7 +174,7 @@ def _offer_another_run(state: State) -> None:
     state.note("submit it with --resume to run the missing nodes, or with --force to start a new job")
 
 
-def inputs_of(schema: Schema, pairs: tuple[str, ...], input_object: dict[str, Any]) -> dict[str, Any]:
+def inputs_of(schema: InputSchema, pairs: tuple[str, ...], input_object: dict[str, Any]) -> dict[str, Any]:
     """The object of --params, overridden by each -p."""
     declared = schema.get("properties", {})
     inputs = dict(input_object)
@@ -195,7 +195,7 @@ def _value(name: str, kind: str, text: str) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        shown = text if len(text) <= 60 else text[:59] + "…"
+        shown = shortened(text, 60)
         raise InvalidRequest(
             f"-p {name}: expected {kind}, but {shown!r} is not JSON ({error})",
             code="inputs.invalid",
@@ -213,7 +213,7 @@ _EXAMPLES = {
 }
 
 
-def has_reserved(schema: Schema) -> bool:
+def has_reserved(schema: InputSchema) -> bool:
     """Whether a workflow has inputs that only the submission of an asset can set."""
     return any(declared.get("readOnly") for declared in schema.get("properties", {}).values())
 

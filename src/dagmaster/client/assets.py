@@ -200,7 +200,7 @@ class AsyncAssets(PagedClient):
     async def delete_asset(
         self, asset_id: str, version: int | None = None, *, reason: str | None = None, etag: str | None = None
     ) -> AssetInfo:
-        """Delete a version; without `version`, the whole asset. Its data is removed after PURGE_DAYS."""
+        """Delete a version; without `version`, the whole asset. Its data is removed after PURGE_DAYS; 0 keeps it."""
         return parse(AssetInfo, await self.json.delete_asset(asset_id, version=version, reason=reason, etag=etag))
 
     async def link(

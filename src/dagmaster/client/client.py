@@ -22,11 +22,11 @@ import orjson
 from dagmaster.cancellation import cancel_and_wait
 from dagmaster.client.assets import Assets, AsyncAssets
 from dagmaster.client.blocking import EventLoopThread, blocking, iterating
-from dagmaster.client.connection import TIMEOUT_SECONDS, Connection, NamedEvent
+from dagmaster.client.connection import TIMEOUT_SECONDS, ApiConnection, NamedEvent
 from dagmaster.client.credentials import key_for
 from dagmaster.client.discovery import find_api, find_maps
 from dagmaster.client.json_client import (
-    OUTAGE_PATIENCE_SECONDS,
+    MAX_OUTAGE_SECONDS,
     PAUSE_SECONDS,
     AsyncJsonClient,
     Connected,
@@ -98,7 +98,7 @@ class AsyncClient(AsyncAssets, AsyncLayers, AsyncKeys, AsyncUploads):
     ) -> None:
         if attempts < 1 or timeout_seconds <= 0:
             raise InvalidRequest("`attempts` and `timeout_seconds` must be positive", code="client.invalid")
-        connect: Callable[[Callable[[], str]], Connection] = lambda find: Connection(  # noqa: E731
+        connect: Callable[[Callable[[], str]], ApiConnection] = lambda find: ApiConnection(  # noqa: E731
             find,
             timeout_seconds,
             attempts=attempts,
@@ -502,7 +502,7 @@ class _OutageLimit:
     def check(self, error: Unavailable) -> None:
         """Raise the error if the outage has lasted too long."""
         self._since = self._since or _now()
-        if _now() - self._since > OUTAGE_PATIENCE_SECONDS:
+        if _now() - self._since > MAX_OUTAGE_SECONDS:
             raise error
 
     def end(self) -> None:

@@ -1,6 +1,6 @@
 """HTTP requests to the API of a platform, and what can go wrong with them.
 
-    Connection ──▶ request ──▶ the response, complete
+    ApiConnection ──▶ request ──▶ the response, complete
                         └──▶ a problem (RFC 9457): raised as the error that it was on the platform, with the request id
                         └──▶ no response, or one that is not from the API: Unavailable, with a hint
 
@@ -85,7 +85,7 @@ class NamedEvent:
     data: str
 
 
-class Connection:
+class ApiConnection:
     """Sends requests to the platform whose URL `find` returns, with the key or token that `find_key` returns. A request
     that can be repeated safely is sent up to `attempts` times.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dagmaster.errors import Conflict, DagmasterError, InvalidRequest, NotAllowed, Unavailable
+from dagmaster.quantities import shortened
 from dagmaster.settings import Settings
 
 NO_SYMLINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -143,8 +144,7 @@ def folder_errors(folder: Path) -> Iterator[None]:
 
 
 def _short(folder: Path) -> str:
-    text = str(folder)
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    return shortened(str(folder), 200)
 
 
 def is_held(lock: Path) -> bool:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from dagmaster.client.json_client import OUTAGE_PATIENCE_SECONDS, PAUSE_SECONDS, Connected, JsonClient, Outage
+from dagmaster.client.json_client import MAX_OUTAGE_SECONDS, PAUSE_SECONDS, Connected, JsonClient, Outage
 from dagmaster.errors import DagmasterError, Unavailable
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ class Reconnection:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-            self._note(f"{error.message}; retrying for up to {OUTAGE_PATIENCE_SECONDS:.0f} s")
-        if now - self._since > OUTAGE_PATIENCE_SECONDS:
+            self._note(f"{error.message}; retrying for up to {MAX_OUTAGE_SECONDS:.0f} s")
+        if now - self._since > MAX_OUTAGE_SECONDS:
             hint = f"the job continues when the platform runs again; watch it with: dagmaster jobs watch {self._job_id}"
             raise Unavailable(error.message, code=error.code, hint=hint) from None
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagmaster.client.blocking import Blocking, C, blocking
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import ApiConnection
 from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json
 from dagmaster.client.request_parts import if_match, segment, without_none
@@ -14,7 +14,7 @@ class AsyncAssetRequests:
     """`name` is the id of an asset or of its dataset. A change with an `etag` is refused if the ETag of the asset
     is a different one now."""
 
-    connection: Connection
+    connection: ApiConnection
 
     async def submit_asset(self, submission: Json) -> Json:
         """Submit data of a platform. With a request id the request may be repeated: the response is the same."""

@@ -13,7 +13,7 @@ from dagmaster.client.blocking import EventLoopThread, blocking, iterating
 from dagmaster.client.connection import (
     STREAM_TIMEOUT_SECONDS,
     TIMEOUT_SECONDS,
-    Connection,
+    ApiConnection,
     NamedEvent,
     StreamedEvent,
     named_events,
@@ -35,7 +35,7 @@ BULK_TIMEOUT_SECONDS = 120.0
 # Deployments and migrations wait for locks.
 SCHEMA_TIMEOUT_SECONDS = 900.0
 PAUSE_SECONDS = 0.5
-OUTAGE_PATIENCE_SECONDS = 60.0
+MAX_OUTAGE_SECONDS = 60.0
 _MAX_LETTERS = 10_000
 
 
@@ -57,7 +57,7 @@ Update: TypeAlias = StreamedEvent | Connected | Outage
 class AsyncJsonClient(AsyncAssetRequests, AsyncLayerRequests, AsyncKeyRequests, AsyncUploadRequests):
     """The requests of the API. Responses are JSON, as the API sent it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self.connection = connection
 
     @property
@@ -406,7 +406,7 @@ class JsonClient(
         find_key: Callable[[], str | None] = lambda: None,
     ) -> "JsonClient":
         """A client of the platform whose URL `find` returns. It repeats no request."""
-        return cls(AsyncJsonClient(Connection(find, timeout_seconds, find_key=find_key)), EventLoopThread())
+        return cls(AsyncJsonClient(ApiConnection(find, timeout_seconds, find_key=find_key)), EventLoopThread())
 
     @property
     def now(self) -> datetime:

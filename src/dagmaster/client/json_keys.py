@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagmaster.client.blocking import Blocking, C, blocking
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import ApiConnection
 from dagmaster.client.models.base import Json
 from dagmaster.client.request_parts import segment, without_none
 
 
 class AsyncKeyRequests:
-    connection: Connection
+    connection: ApiConnection
 
     async def caller(self) -> Json:
         """The caller of this request."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagmaster.client.blocking import Blocking, C, blocking
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import ApiConnection
 from dagmaster.client.limits import MAX_ITEMS
 from dagmaster.client.models.base import Json
 from dagmaster.client.request_parts import if_match, segment
@@ -13,7 +13,7 @@ from dagmaster.client.request_parts import if_match, segment
 class AsyncLayerRequests:
     """`name` is the id of an asset or of its dataset."""
 
-    connection: Connection
+    connection: ApiConnection
 
     async def layers(self, /, limit: int, after: str | None = None, **filters: Any) -> tuple[list[Json], str | None]:
         """Published layers."""

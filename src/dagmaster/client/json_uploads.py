@@ -5,7 +5,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dagmaster.client.blocking import Blocking, C, blocking
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import ApiConnection
 from dagmaster.client.models.base import Json, unexpected
 from dagmaster.client.models.uploads import CHUNK_TYPE, TUS_VERSION
 from dagmaster.client.sending import SendOptions, send_file
@@ -15,7 +15,7 @@ CHUNK_TIMEOUT_SECONDS: Final = 70.0  # servers wait 60 seconds for a body
 
 
 class AsyncUploadRequests:
-    connection: Connection
+    connection: ApiConnection
 
     async def begin_upload(self, request: Json) -> Json:
         """With a hash the request may be repeated: for the same file, the existing upload is returned."""

@@ -21,11 +21,11 @@ def counts_of(node: PublicNode) -> str:
 
 
 def seconds_of(node: PublicNode, now: datetime) -> float | None:
-    begun = node.dispatched_at or node.started_at
-    if begun is None:
+    started = node.dispatched_at or node.started_at
+    if started is None:
         return None
     ended = node.completed_at or (now if node.state in {"running", "dispatched"} else None)
-    return max(0.0, (ended - begun).total_seconds()) if ended else None
+    return max(0.0, (ended - started).total_seconds()) if ended else None
 
 
 def in_seconds(seconds: float | None) -> str:

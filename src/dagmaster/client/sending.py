@@ -26,7 +26,7 @@ _SLOW_SECONDS = 15.0
 _MAX_PAUSE_SECONDS = 5.0
 _HASHED_PER_SECOND = 50_000_000  # bytes that a slow server hashes per second, after all of them have arrived
 
-OnProgress = Callable[[int, int], None]
+OnSent = Callable[[int, int], None]
 
 
 class UploadApi(Protocol):
@@ -44,7 +44,7 @@ class SendOptions:
     name: str | None = None
     platform_id: str | None = None
     if_exists: IfExists = "rename"
-    on_progress: OnProgress | None = None
+    on_progress: OnSent | None = None
     chunk_bytes: int = CHUNK_BYTES
     patience_seconds: float = PATIENCE_SECONDS
 

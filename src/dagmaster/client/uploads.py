@@ -9,7 +9,7 @@ from dagmaster.client.blocking import Blocking, C, blocking, iterating
 from dagmaster.client.models.base import parse
 from dagmaster.client.models.uploads import IfExists, SourceObject, UploadInfo
 from dagmaster.client.paging import PagedClient
-from dagmaster.client.sending import CHUNK_BYTES, PATIENCE_SECONDS, OnProgress, SendOptions, send_file
+from dagmaster.client.sending import CHUNK_BYTES, PATIENCE_SECONDS, OnSent, SendOptions, send_file
 
 
 class AsyncUploads(PagedClient):
@@ -20,7 +20,7 @@ class AsyncUploads(PagedClient):
         name: str | None = None,
         platform_id: str | None = None,
         if_exists: IfExists = "rename",
-        on_progress: OnProgress | None = None,
+        on_progress: OnSent | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         patience_seconds: float = PATIENCE_SECONDS,
     ) -> UploadInfo:

@@ -5,8 +5,8 @@ This module does not retry: the caller decides when to connect again.
 
 import re
 import select
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -145,6 +145,14 @@ def settings_statement(
         for name, value in _settings(*timeouts, settings).items()
     ]
     return sql.SQL("SELECT {}").format(sql.SQL(", ").join(calls))
+
+
+@asynccontextmanager
+async def connection_of(connections: ConnectionPool) -> AsyncIterator[Connection]:
+    """A connection of a pool, for one call. Errors of PostgreSQL are translated."""
+    with translate_errors():
+        async with connections.connection() as connection:
+            yield connection
 
 
 async def check_connection(connection: Connection) -> None:

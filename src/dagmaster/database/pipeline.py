@@ -58,7 +58,7 @@ BREAK: Final = Break()
 
 DISCARD_PLANS: Final = TransactionCommand("DISCARD PLANS")
 
-Step = Call | TransactionCommand | Break
+PipelineStep = Call | TransactionCommand | Break
 
 # The server plans a statement for the present size of its tables, and keeps the plan: one for empty tables reads the
 # whole table for each row of a batch. Autovacuum would cause a new plan only after up to a minute. Here plans are
@@ -68,7 +68,7 @@ _GROWTH = 4
 
 
 @dataclass(slots=True)
-class _Session:
+class _PipelineState:
     """The state of a connection: the parameters and the row type of each prepared statement, and how much was sent."""
 
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -84,16 +84,16 @@ class _Session:
         return needs_new_plans
 
 
-_sessions: WeakKeyDictionary[Connection, _Session] = WeakKeyDictionary()
+_states: WeakKeyDictionary[Connection, _PipelineState] = WeakKeyDictionary()
 
 
-async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Rows]:
+async def execute(connection: Connection, steps: Sequence[PipelineStep]) -> dict[str, Rows]:
     """Run the steps in one round trip; returns the rows of each call by its name.
     After an error, close the connection."""
-    session = _sessions.setdefault(connection, _Session())
-    await _prepare(connection, session.names, steps)
-    values = [[_text(step.values[key]) for key in session.names[step.name]] for step in steps if isinstance(step, Call)]
-    if session.needs_new_plans(values):
+    state = _states.setdefault(connection, _PipelineState())
+    await _prepare(connection, state.names, steps)
+    values = [[_text(step.values[key]) for key in state.names[step.name]] for step in steps if isinstance(step, Call)]
+    if state.needs_new_plans(values):
         steps = [DISCARD_PLANS, BREAK, *steps]
     pgconn = connection.pgconn
     pgconn.enter_pipeline_mode()
@@ -106,12 +106,10 @@ async def execute(connection: Connection, steps: Sequence[Step]) -> dict[str, Ro
             raise errors.error_from_result(result)
     sent = [step for step in steps if not isinstance(step, Break)]
     pairs = zip(sent, results, strict=True)
-    return {
-        step.name: _rows(connection, session, step.name, result) for step, result in pairs if isinstance(step, Call)
-    }
+    return {step.name: _rows(connection, state, step.name, result) for step, result in pairs if isinstance(step, Call)}
 
 
-async def _prepare(connection: Connection, prepared: dict[str, tuple[str, ...]], steps: Sequence[Step]) -> None:
+async def _prepare(connection: Connection, prepared: dict[str, tuple[str, ...]], steps: Sequence[PipelineStep]) -> None:
     """Prepare the statements that this connection has not prepared yet."""
     for step in steps:
         if isinstance(step, Call) and step.name not in prepared:
@@ -120,7 +118,7 @@ async def _prepare(connection: Connection, prepared: dict[str, tuple[str, ...]],
             prepared[step.name] = names
 
 
-def _send(pgconn: PGconn, steps: Sequence[Step], values: Iterator[list[bytes | None]]) -> None:
+def _send(pgconn: PGconn, steps: Sequence[PipelineStep], values: Iterator[list[bytes | None]]) -> None:
     for step in steps:
         match step:
             case Call(name):
@@ -152,11 +150,11 @@ def _communicate(pgconn: PGconn, units: int) -> PQGen[list[PGresult]]:
     return results
 
 
-def _rows(connection: Connection, session: _Session, name: str, result: PGresult) -> Rows:
-    row_type: Any = session.row_types.get(name)
+def _rows(connection: Connection, state: _PipelineState, name: str, result: PGresult) -> Rows:
+    row_type: Any = state.row_types.get(name)
     if row_type is None:
         columns = [(result.fname(place) or b"").decode() for place in range(result.nfields)]
-        row_type = session.row_types[name] = namedtuple("Row", columns, rename=True)
+        row_type = state.row_types[name] = namedtuple("Row", columns, rename=True)
     transformer = Transformer(connection)
     transformer.set_pgresult(result)
     return transformer.load_rows(0, result.ntuples, row_type._make)

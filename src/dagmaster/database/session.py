@@ -15,13 +15,12 @@ from psycopg.rows import dict_row
 
 from dagmaster import faults
 from dagmaster.database.connect import Connection, connect, meaning_of
-from dagmaster.database.notify.notifier import Notifier
+from dagmaster.database.notify.notifier import Notifier, WithNotifier
 from dagmaster.database.queries import query
 
 
-class Session:
-    """`options` are those of `connect`. The notifier announces commits; without one, other processes see the changes
-    when they poll."""
+class Session(WithNotifier):
+    """`options` are those of `connect`."""
 
     def __init__(self, dsn: str, role: str, notifier: Notifier | None = None, **options: Any) -> None:
         self._dsn = dsn
@@ -38,7 +37,7 @@ class Session:
 
     def _connected(self) -> AbstractAsyncContextManager[Connection]:
         """The connection, for one call. It is closed if the call fails."""
-        return _Call(self)
+        return _ConnectedCall(self)
 
     @asynccontextmanager
     async def _transaction(self, name: str) -> AsyncIterator[Connection]:
@@ -49,13 +48,8 @@ class Session:
                 faults.reach(f"{name}.before-commit")
             faults.reach(f"{name}.after-commit")
 
-    def _notify(self, *topics: str) -> None:
-        """Notify these topics; to be called after the commit. Never waits, never fails."""
-        if self._notifier is not None:
-            self._notifier.notify(*topics)
 
-
-class _Call:
+class _ConnectedCall:
     """The context manager of `_connected`. A class, because a generator would add thirty function calls to every step
     of a job."""
 

@@ -72,12 +72,6 @@ def enable(settings: Settings) -> None:
             ) or TokenLogin(ManagedIdentity(endpoint))
 
 
-def disable() -> None:
-    """For tests."""
-    with _lock:
-        _logins.clear()
-
-
 def _addresses(settings: Settings) -> Iterator[tuple[str, str | None]]:
     dsn, client_id = settings.dsn(), settings.managed_identity_client_id
     addresses = (dsn, settings.database_pooler_url, settings.gateway_database_url, settings.external_database_url)

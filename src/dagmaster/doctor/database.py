@@ -13,8 +13,9 @@ from dagmaster.database import OLDEST_MAJOR, budget, token_login
 from dagmaster.database.connect import not_deployed, pooled, read_only, too_old
 from dagmaster.database.maintenance import server
 from dagmaster.database.schema import deploy, platform_role
+from dagmaster.database.schema.expected import missing_parts
 from dagmaster.doctor import findings
-from dagmaster.doctor.findings import Judgements, judge, named, ok, problem, skip, skipped, some, warning
+from dagmaster.doctor.findings import Judgements, judge, named, ok, problem, shortened, skip, skipped, warning
 from dagmaster.doctor.machine import Target
 from dagmaster.errors import DagmasterError, NotAllowed
 from dagmaster.handlers.registry import installed
@@ -172,7 +173,7 @@ def check_rights(on: Database) -> Judgements:
     role = server.row(on.dsn, "doctor_role", schema=SCHEMA)
     role_text = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
     if missing := server.rows(on.dsn, "doctor_rights", schema=SCHEMA):
-        lacking = some([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
+        lacking = shortened([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
         yield problem(f"{role_text} lacks rights: {lacking}", f"as its owner: {platform_role.rights_text(role.name)}")
     elif role.has_schema or role.may_create:
         yield ok(f"{role_text} has all rights that the engine needs" if role.has_schema else f"{role_text} may deploy")
@@ -186,15 +187,18 @@ def check_schema(on: Database) -> Judgements:
     if deployed is None:
         raise not_deployed()
     try:
-        difference = some(deploy.pending(on.dsn))
+        difference = shortened(deploy.pending(on.dsn))
     except NotAllowed:  # only the owner can compare tables
         difference = (
             "" if deployed.fingerprint == expected else f"{deployed.fingerprint}, and this software has {expected}"
         )
-    if difference:
-        fix = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
-        return [problem(f"it has another version: {difference}", fix)]
-    return [ok(f"{expected}, the version of this software")]
+    if not difference:
+        return [ok(f"{expected}, the version of this software")]
+    migrate = "run `dagmaster db migrate` as the owner of the schema; the platform may keep running"
+    if deployed.fingerprint == expected or missing_parts(part.name for part in server.rows(on.dsn, "deployed_parts")):
+        return [problem(f"it has another version: {difference}", migrate)]
+    observation = f"it has another version, with all columns and functions that this software needs: {difference}"
+    return [warning(observation, f"if the schema is newer than this software, leave it as it is; otherwise {migrate}")]
 
 
 def check_instances(on: Database) -> Judgements:
@@ -208,7 +212,7 @@ def check_instances(on: Database) -> Judgements:
             yield warning(f"no {role} is running", fix)
     dead_after_seconds = on.settings.orphan_threshold_sec
     if lost := [one for one in on.instances if dead_after_seconds < one.silent_seconds < HOUR_SECONDS]:
-        silent = some([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
+        silent = shortened([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
         fix = "if it was not stopped on purpose, see its log; others take over its work"
         yield warning(f"without a heartbeat: {silent}", fix)
     if others := sorted({one.version for one in on.alive} - {__version__}):
@@ -226,10 +230,10 @@ def check_handlers(on: Database) -> Judgements:
     queued = server.rows(on.dsn, "doctor_queued")
     waiting = {(line.queue, line.handler): f"{counted(line.count, 'task')} waiting" for line in queued}
     needed = _needed_handlers(on.settings)
-    unused = {key: f"needed by {some(sorted(needed[key]))}" for key in needed.keys() - waiting.keys()}
+    unused = {key: f"needed by {shortened(sorted(needed[key]))}" for key in needed.keys() - waiting.keys()}
     for judgement, reasons in ((problem, waiting), (warning, unused)):
         keys = sorted(reasons.keys() - served)
-        if missing := some([f"{handler} on {queue} ({reasons[queue, handler]})" for queue, handler in keys]):
+        if missing := shortened([f"{handler} on {queue} ({reasons[queue, handler]})" for queue, handler in keys]):
             fix = "start workers that have these handlers installed and serve these queues (WORKER_QUEUE)"
             yield judgement(f"no running worker offers {missing}", fix)
     if served >= waiting.keys() | needed.keys():

@@ -15,7 +15,7 @@ from dagmaster.errors import DagmasterError, Unavailable
 from dagmaster.extras import missing_extra
 from dagmaster.observe.redaction import redact
 
-PATIENCE_SECONDS = 15.0  # checks are slow on a busy machine, on which `doctor` is often run
+TIMEOUT_SECONDS = 15.0  # checks are slow on a busy machine, on which `doctor` is often run
 SHOWN = 5
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class Judgement(NamedTuple):
 
 Judgements = Iterable[Judgement]
 Findings = dict[str, list[Judgement]]
-Check = Callable[[Subject], Judgements]
+DoctorCheck = Callable[[Subject], Judgements]
 ok = partial(Judgement, FindingLevel.OK)
 warning = partial(Judgement, FindingLevel.WARNING)
 problem = partial(Judgement, FindingLevel.PROBLEM)
@@ -54,14 +54,16 @@ def judge(
     return ok(observation)
 
 
-def named(*checks: Check[Subject]) -> dict[str, Check[Subject]]:
+def named(*checks: DoctorCheck[Subject]) -> dict[str, DoctorCheck[Subject]]:
     """Checks by the names that users see: `check_data_folder` is the check `data-folder`."""
     return {check.__name__.removeprefix("check_").replace("_", "-"): check for check in checks}
 
 
-def run(checks: Mapping[str, Check[Subject]], subject: Subject, patience_seconds: float = PATIENCE_SECONDS) -> Findings:
+def run(
+    checks: Mapping[str, DoctorCheck[Subject]], subject: Subject, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Findings:
     """The judgements of all checks of a subject, in their order and without secrets."""
-    results = call_all(lambda check: list(check(subject)), checks.values(), patience_seconds)
+    results = call_all(lambda check: list(check(subject)), checks.values(), timeout_seconds)
     return dict(zip(checks, map(without_secrets, results), strict=True))
 
 
@@ -84,13 +86,13 @@ def _failed(error: BaseException) -> Judgement:
 
 
 def call_all(
-    function: Callable[[Subject], T], subjects: Iterable[Subject], patience_seconds: float = PATIENCE_SECONDS
+    function: Callable[[Subject], T], subjects: Iterable[Subject], timeout_seconds: float = TIMEOUT_SECONDS
 ) -> list[T | BaseException]:
     """What the function returned or raised for each subject. The calls run side by side."""
     futures = [DaemonThreads().submit(function, subject) for subject in subjects]
-    wait(futures, patience_seconds)
+    wait(futures, timeout_seconds)
     hint = "check whether the machine, its disks or the network hang"
-    late = Unavailable(f"no response within {patience_seconds:g} s", code="check.timeout", hint=hint)
+    late = Unavailable(f"no response within {timeout_seconds:g} s", code="check.timeout", hint=hint)
     return [(future.exception() or future.result()) if future.done() else late for future in futures]
 
 

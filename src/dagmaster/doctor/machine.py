@@ -14,7 +14,7 @@ import httpx2
 
 from dagmaster import __version__
 from dagmaster import settings as environment
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import ApiConnection
 from dagmaster.client.credentials import key_for
 from dagmaster.client.models.base import parse
 from dagmaster.client.models.operations import Health
@@ -174,7 +174,7 @@ def check_api(target: Target) -> Judgements:
 
 
 async def _health(url: str, key: str | None) -> Health:
-    async with Connection(lambda: url, _RESPONSE_SECONDS, find_key=lambda: key) as connection:
+    async with ApiConnection(lambda: url, _RESPONSE_SECONDS, find_key=lambda: key) as connection:
         return parse(Health, await connection.object("GET", "/health"))
 
 
@@ -189,7 +189,7 @@ async def _start_worker(settings: Settings) -> Judgement:
     from dagmaster.worker.http.start import connect, queues_of, start
 
     async with connect(settings) as connection:
-        started = await start(connection, patience_seconds=0)
+        started = await start(connection, retry_seconds=0)
     queues = ", ".join(queues_of(settings, started))
     return ok(f"{settings.dag_callback_url} accepts this worker as '{started.caller}', for {queues}")
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from dagmaster.access.caller import Caller, Scope
-from dagmaster.access.decision import may_preview, readable_clearances
+from dagmaster.access.decision import may_preview, own_platform_of, readable_clearances
 from dagmaster.access.permissions import Permission
 from dagmaster.assets.states import Clearance
 from dagmaster.client.limits import PREFIX
@@ -17,7 +17,7 @@ from dagmaster.client.models.pages import Page
 from dagmaster.errors import NotFound
 from dagmaster.gateway.forward import ForwardedRequest, headers_of, passed_back
 from dagmaster.gateway.platform import partner_problem
-from dagmaster.gateway.services import GatewayServices, Services, platform_of
+from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import needs
 from dagmaster.web.pages import Cursor, Limit, joined, moment_and_id, page_of
 from dagmaster.web.validation import responses
@@ -50,7 +50,7 @@ async def list_assets(
 ) -> Page[GatewayAsset]:
     """`ref.NAME=value` selects assets by their references."""
     _require_preview(caller)
-    own_platform_id = platform_of(caller)
+    own_platform_id = own_platform_of(caller)
     if own_platform_id is not None and platform_id not in (None, own_platform_id):
         return Page[GatewayAsset](items=[], next=None)
     refs = {name.removeprefix(_REF): value for name, value in request.query_params.items() if name.startswith(_REF)}
@@ -77,7 +77,7 @@ async def list_requests(
     services: Services, caller: Reader, asset_id: AssetName, version_ordinal: Ordinal
 ) -> list[PartnerStatus]:
     asset = await _asset(services, caller, asset_id)
-    own_platform_id = platform_of(caller)
+    own_platform_id = own_platform_of(caller)
     return await services.reads.requests_of_version(asset.asset_id, version_ordinal, own_platform_id, _MAX_REQUESTS)
 
 
@@ -198,7 +198,7 @@ async def change_asset(
 async def list_layers(services: Services, caller: Reader, after: Cursor = None, limit: Limit = 50) -> Page[LayerInfo]:
     """Ordered by dataset. A partner sees the layers of its own platform."""
     dataset_id, _, layer = (after or "~").rpartition("~")
-    own_platform_id = platform_of(caller)
+    own_platform_id = own_platform_of(caller)
     all_clearances = frozenset({Clearance.OUO, Clearance.PUBLIC})
     clearances = readable_clearances(caller) if own_platform_id is None else all_clearances
     rows = await services.reads.layers(clearances, own_platform_id, limit=limit + 1, after=(dataset_id, layer))
@@ -207,7 +207,7 @@ async def list_layers(services: Services, caller: Reader, after: Cursor = None, 
 
 async def _asset(services: GatewayServices, caller: Caller, name: str) -> GatewayAsset:
     _require_preview(caller)
-    asset = await services.reads.asset(name, platform_of(caller))
+    asset = await services.reads.asset(name, own_platform_of(caller))
     if asset is None:
         raise NotFound("there is no such asset", code="asset.not-found")
     return asset
@@ -224,6 +224,6 @@ async def _forward(services: GatewayServices, caller: Caller, request: Request, 
         request.method, f"{PREFIX}{path}", headers_of(request), request.url.query, await request.body()
     )
     response = await services.forwarder.send(forwarded)
-    if not response.is_success and platform_of(caller) is not None:
+    if not response.is_success and own_platform_of(caller) is not None:
         return partner_problem(response, request)
     return passed_back(response)

@@ -9,12 +9,13 @@ import orjson
 from fastapi import APIRouter, Depends, Path, Request, Response
 
 from dagmaster.access.caller import Caller
+from dagmaster.access.decision import own_platform_of
 from dagmaster.access.permissions import Permission
 from dagmaster.client.limits import PREFIX
 from dagmaster.client.models.gateway import PartnerDecision, PartnerReceipt, PartnerStatus, PartnerSubmission
 from dagmaster.errors import NotFound
 from dagmaster.gateway.forward import ForwardedRequest, encoded, headers_of, json_of, passed_back
-from dagmaster.gateway.services import GatewayServices, Services, platform_of
+from dagmaster.gateway.services import GatewayServices, Services
 from dagmaster.web.authentication import needs
 from dagmaster.web.problems import MEDIA_TYPE
 from dagmaster.web.validation import responses
@@ -111,14 +112,14 @@ async def decide(
 
 async def read_request(services: GatewayServices, caller: Caller, request_id: str) -> PartnerStatus:
     """The request, if the caller may see it; otherwise NotFound, as for a request that does not exist."""
-    request = await services.reads.request(request_id, platform_of(caller))
+    request = await services.reads.request(request_id, own_platform_of(caller))
     if request is None:
         raise NotFound("there is no such submission", code="submission.not-found")
     return request
 
 
 def _require_own(caller: Caller, platform_id: str) -> None:
-    if platform_of(caller) not in (None, platform_id):
+    if own_platform_of(caller) not in (None, platform_id):
         raise NotFound(f"there is no platform '{platform_id}'", code="platform.not-found")
 
 

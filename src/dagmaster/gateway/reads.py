@@ -1,6 +1,7 @@
 """What the gateway reads, with the database role that may only select from views."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
@@ -21,17 +22,16 @@ from dagmaster.client.models.gateway import (
     StatusCount,
 )
 from dagmaster.client.models.layers import LayerInfo, LayerMetadataInfo
-from dagmaster.database.connect import pool, translate_errors
+from dagmaster.database.connect import Connection, connection_of, pool, translate_errors
 from dagmaster.database.prepared_reads import PreparedReads
-from dagmaster.database.reads.session import models
-from dagmaster.database.session import dicts
+from dagmaster.database.reads.session import ModelReads, models
 
 T = TypeVar("T")
 POOL_SIZE: Final = 4  # connections; those for keys and requests are not included
 STATEMENT_SECONDS: Final = 5.0
 
 
-class GatewayReads:
+class GatewayReads(ModelReads):
     """Use as a context. The database need not be available at its start.
 
     Keys and requests, which every poll reads, are read over separate connections, which keep one generic plan for each
@@ -153,14 +153,9 @@ class GatewayReads:
     async def instances(self, limit: int) -> list[GatewayInstance]:
         return await self._many("gateway_instances", {"limit": limit}, GatewayInstance)
 
-    async def _many(self, name: str, values: Mapping[str, Any], kind: type[T]) -> list[T]:
-        with translate_errors():
-            async with self._pool.connection() as connection:
-                return models(kind, await dicts(connection, name, values))
-
     async def _planned(self, name: str, values: Mapping[str, Any], kind: type[T]) -> list[T]:
         with translate_errors():
             return models(kind, await self._polled.dicts(name, values))
 
-    async def _first(self, name: str, values: Mapping[str, Any], kind: type[T]) -> T | None:
-        return next(iter(await self._many(name, values, kind)), None)
+    def _connected(self) -> AbstractAsyncContextManager[Connection]:
+        return connection_of(self._pool)

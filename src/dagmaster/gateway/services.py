@@ -10,8 +10,6 @@ import orjson
 from fastapi import Depends, Request
 from prometheus_client.core import Metric
 
-from dagmaster.access.caller import Caller, Scope
-from dagmaster.access.decision import may_preview
 from dagmaster.access.keys import StoredKey
 from dagmaster.client.connection import authorization
 from dagmaster.client.limits import PREFIX
@@ -138,8 +136,3 @@ async def services_of(request: Request) -> GatewayServices:
 
 
 Services = Annotated[GatewayServices, Depends(services_of)]
-
-
-def platform_of(caller: Caller) -> str | None:
-    """The only platform that a caller may see; None for people of this installation, who see all of them."""
-    return caller.platform_id if caller.has(Scope.B2B) and not may_preview(caller) else None

@@ -12,7 +12,7 @@ import orjson
 from dagmaster.errors import HandlerFailed
 from dagmaster.handlers.artifacts import Artifact, OneOrMoreArtifacts, artifacts_of, problem_of
 from dagmaster.handlers.calling import to_json
-from dagmaster.handlers.context import Check, IsValid
+from dagmaster.handlers.context import ArtifactCheck, IsValid
 
 MAX_BYTES = 256 * 1024  # data and artifacts together: every later attempt reads them
 MAX_NAME = 200
@@ -60,7 +60,7 @@ def pack(name: str, data: Any, artifact: OneOrMoreArtifacts | None) -> Phase:
 
 
 def last_valid(
-    phases: Sequence[Phase], is_valid: IsValid | None, check: Check | None, warn: Warn
+    phases: Sequence[Phase], is_valid: IsValid | None, check: ArtifactCheck | None, warn: Warn
 ) -> tuple[str, Any] | None:
     """Name and data of the last valid phase. Later ones are logged as invalid."""
     for phase in reversed(phases):
@@ -84,7 +84,7 @@ def log_invalid(warn: Warn, phase: Phase, problem: str) -> None:
     warn("a checkpoint is not valid and is not used", checkpoint=phase.name, why=problem)
 
 
-def _problem(artifact: Artifact, check: Check | None) -> str | None:
+def _problem(artifact: Artifact, check: ArtifactCheck | None) -> str | None:
     if check is None:
         return problem_of(artifact)
     return None if check(artifact) else refused_by_check(artifact)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dagmaster.storage.zones import Storage
 
 IsValid = Callable[[str, Any], bool]  # called with the name and data of a checkpoint
-Check = Callable[[Artifact], bool]
+ArtifactCheck = Callable[[Artifact], bool]
 AsyncCheck = Callable[[Artifact], bool | Awaitable[bool]]
 
 
@@ -166,7 +166,7 @@ class SyncContext(_Common, Protocol):
     def save_checkpoint(self, name: str, data: Any = None, artifact: OneOrMoreArtifacts | None = None) -> None: ...
 
     def load_checkpoint(
-        self, is_valid: IsValid | None = None, check: Check | None = None
+        self, is_valid: IsValid | None = None, check: ArtifactCheck | None = None
     ) -> tuple[str, Any] | None: ...
 
     def results(self, page: int = 500) -> Iterator[ChildResult]: ...

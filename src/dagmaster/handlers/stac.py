@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from dagmaster.database.assets.documents import BATCH_ITEMS, RevisionDocuments, RevisionKey
+from dagmaster.database.assets.documents import BATCH_ITEMS, RevisionDocuments
+from dagmaster.dataset_ids import RevisionKey
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context
 from dagmaster.handlers.frozen import FrozenModel

@@ -8,7 +8,7 @@ from dagmaster.dataset_ids import dataset_id_from, require_dataset_id
 from dagmaster.errors import InvalidRequest
 from dagmaster.ingest.bronze import blob_name
 from dagmaster.ingest.sources import LocalFile
-from dagmaster.workflows.raster import LARGE_RASTER, RASTER_COLLECTION, RASTER_INGEST, workflow_for_files
+from dagmaster.workflows.raster import RASTER_COLLECTION, tile_limit_of, workflow_for_files
 
 if TYPE_CHECKING:
     from dagmaster.handlers.raster.options import Options
@@ -86,11 +86,10 @@ def _require_crs(*names: str | None) -> None:
 
 def raster_options(workflow: str, options: Mapping[str, Any]) -> "Options":
     """The options in the form that the handlers of a workflow use."""
-    from dagmaster.handlers.raster.options import TILE_ABOVE_MB, Options
+    from dagmaster.handlers.raster.options import Options
 
     chosen = {name: options[name] for name in ("target_crs", "tile_size", "output_tier") if options[name] is not None}
-    tile_above_mb = {RASTER_INGEST: TILE_ABOVE_MB, LARGE_RASTER: 0.0, RASTER_COLLECTION: None}[workflow]
-    return Options(**chosen, tile_above_mb=tile_above_mb)
+    return Options(**chosen, tile_above_mb=tile_limit_of(workflow, chosen))
 
 
 def dataset_name(name: str | None, arguments: Sequence[str], files: Sequence[LocalFile]) -> str:

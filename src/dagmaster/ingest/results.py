@@ -79,7 +79,7 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
     cogs = _siblings(storage, edition.cog("x"))
     mosaic = storage.location(edition.mosaic(), zone=Zone.SILVER)
     return ResultSummary(
-        dataset_id=edition.dataset,
+        dataset_id=edition.dataset_id,
         cogs=storage.display_path(_silver(storage, edition.cog("x"))).rpartition("/")[0],
         cog_count=len(cogs),
         cog_bytes=sum(cog.size_bytes for cog in cogs),
@@ -91,7 +91,7 @@ def summarise(storage: "Storage", edition: Edition, urls: ResultUrls) -> ResultS
 def summarise_remote(edition: Edition, result: object, urls: ResultUrls) -> ResultSummary:
     """The results of a job on another machine, as its platform reports them."""
     return ResultSummary(
-        dataset_id=edition.dataset,
+        dataset_id=edition.dataset_id,
         cogs=None,
         cog_count=RasterJobResult.of(result).cog_count,
         cog_bytes=None,
@@ -102,7 +102,7 @@ def summarise_remote(edition: Edition, result: object, urls: ResultUrls) -> Resu
 
 def served_urls(storage: "Storage | None", edition: Edition, maps_url: str) -> ResultUrls:
     """The URLs of an approved version."""
-    addresses, dataset, ordinal = Addresses(maps_url), edition.dataset, edition.ordinal
+    addresses, dataset, ordinal = Addresses(maps_url), edition.dataset_id, edition.ordinal
     documents = _siblings(storage, edition.stac("x")) if storage else []
     items = sorted(
         stored.location.name.removesuffix(".json") for stored in documents if stored.location.name != STAC_COLLECTION

@@ -71,7 +71,7 @@ class Ingestion:
     @property
     def preview_file(self) -> Path:
         edition = self.edition
-        return self.preview or self.previews / f"{edition.dataset}-v{edition.ordinal}-r{edition.revision}.png"
+        return self.preview or self.previews / f"{edition.dataset_id}-v{edition.ordinal}-r{edition.revision}.png"
 
     def request(self) -> Json:
         blobs = {"blobs": list(self.blobs)} if self.workflow == RASTER_COLLECTION else {"blob": self.blobs[0]}

@@ -12,8 +12,20 @@ from typing import Any
 from dagmaster.jobs.changes import Changes, FanInCompletion, JobTransition, NewChild, NewTask, NextAttempt, NodeChange
 from dagmaster.jobs.fan import tolerated
 from dagmaster.jobs.retry import RetrySchedule
-from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason, Stop
-from dagmaster.jobs.updates import Due, Failed, Idle, Lost, Overran, Returned, Started, Succeeded, Withdrawn
+from dagmaster.jobs.states import JOB_MOVES, NODE_MOVES, EventType, JobStatus, NodeStatus, SkipReason
+from dagmaster.jobs.updates import (
+    Due,
+    Expired,
+    Failed,
+    Idle,
+    Lost,
+    Overran,
+    Returned,
+    Started,
+    StopRequest,
+    Succeeded,
+    Withdrawn,
+)
 from dagmaster.jobs.view import JobView, NodeView
 from dagmaster.workflows.model import Aggregation, ConditionalNode, FanOutNode
 
@@ -25,7 +37,7 @@ _JOB_EVENTS = {
     JobStatus.CANCELLED: EventType.JOB_CANCELLED,
 }
 _AttemptEnd = Succeeded | Failed | Returned | Lost | Overran
-_UpdateOfNode = _AttemptEnd | Started | Due | Idle | Withdrawn
+_UpdateOfNode = _AttemptEnd | Expired | Started | Due | Idle | Withdrawn
 
 _VIEW_FIELDS = frozenset(NodeView._fields)
 _ROW_FIELDS = frozenset(NodeChange.__dataclass_fields__)
@@ -241,8 +253,11 @@ class Draft:
             at=update.finished_at,
         )
 
-    def failed(self, update: Failed | Lost | Overran, error: dict[str, Any], schedule: RetrySchedule | None) -> None:
-        self.started(update)
+    def failed(
+        self, update: Failed | Lost | Overran | Expired, error: dict[str, Any], schedule: RetrySchedule | None
+    ) -> None:
+        if not isinstance(update, Expired):
+            self.started(update)
         at = getattr(update, "finished_at", None)
         self._move_any(update, NodeStatus.FAILED, error=error, finished_at=at)
         self.changes.record(
@@ -404,11 +419,12 @@ class Draft:
 
     # The job
 
-    def stop(self, stop: Stop, **facts: Any) -> None:
+    def stop(self, request: StopRequest) -> None:
         """Stop the job from now on."""
-        self.view = replace(self.view, stopping=stop)
-        self.changes.stopping = stop
-        data = {"reason": stop.value} | {name: value for name, value in facts.items() if value is not None}
+        self.view = replace(self.view, stopping=request.stop)
+        self.changes.stopping = request.stop
+        event_data = {"reason": request.stop.value, "by": request.by, "why": request.reason}
+        data = {name: value for name, value in event_data.items() if value is not None}
         self.changes.record(EventType.JOB_STOPPING, data=data)
 
     def move_job(

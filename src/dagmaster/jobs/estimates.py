@@ -83,8 +83,8 @@ def _duration(graph: Graph, run: Mapping[str, PastNode], node_id: str) -> float 
     ended_at = row.completed_at
     if isinstance(graph.workflow.nodes[node_id], FanOutNode):
         following = [run[name] for name in graph.successors[node_id] if name in run]
-        begun = [at for each in following if (at := each.began_at or each.completed_at) is not None]
-        ended_at = max(ended_at, min(begun, default=ended_at))
+        starts = [at for each in following if (at := each.began_at or each.completed_at) is not None]
+        ended_at = max(ended_at, min(starts, default=ended_at))
     return (ended_at - row.began_at).total_seconds()
 
 

@@ -15,7 +15,7 @@ from dagmaster.jobs.states import NodeStatus
 from dagmaster.workflows.model import Aggregation, FanOutNode
 
 # The range of integers that JSON readers support. The precision exceeds that of any sum of 64-bit floats.
-_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 _EXACT = Context(prec=1_000)
 
 
@@ -95,10 +95,10 @@ def total_of(outputs: Iterable[Any]) -> int | float:
     total, is_whole = Decimal(0), True
     for number in (number for output in outputs for number in numbers_in(output)):
         exact = Decimal(orjson.dumps(number).decode())  # as the database reads it
-        is_whole = is_whole and exact.as_tuple().exponent >= 0 and _SMALLEST <= exact <= _LARGEST  # type: ignore[operator]
+        is_whole = is_whole and exact.as_tuple().exponent >= 0 and _MIN_INTEGER <= exact <= _MAX_INTEGER  # type: ignore[operator]
         total = _EXACT.add(total, exact)
     if is_whole:
-        if not _SMALLEST <= total <= _LARGEST:
+        if not _MIN_INTEGER <= total <= _MAX_INTEGER:
             raise SumOutOfRange("the sum of the integers does not fit into 64 bits")
         return int(total)
     if not isfinite(float(total)):

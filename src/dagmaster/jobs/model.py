@@ -40,9 +40,9 @@ def _as_object(value: Any) -> Any:
 
 
 # An object in a row. In a row that was changed by hand it may be another value, which is then shown as `unreadable`.
-StoredObject = Annotated[dict[str, Any], BeforeValidator(_as_object)]
-StoredObjects = Annotated[
-    list[StoredObject], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+StoredJson = Annotated[dict[str, Any], BeforeValidator(_as_object)]
+StoredJsonList = Annotated[
+    list[StoredJson], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
 ]
 
 
@@ -122,7 +122,7 @@ class Job(Record):
     workflow_version: str
     definition_hash: str
     status: JobStatus
-    input_params: StoredObject
+    input_params: StoredJson
     priority: Priority = 0
     owner_id: UUID | None = None
     owner_heartbeat_at: datetime | None = None
@@ -218,18 +218,18 @@ class NodeState(Record):
     parent_node_id: str | None = None
     fan_out_index: int | None = None
     label: str | None = None
-    input_params: StoredObject | None = None
+    input_params: StoredJson | None = None
     output: JsonValue = None
-    output_ref: StoredObject | None = None
+    output_ref: StoredJson | None = None
     error_message: str | None = None
-    error: StoredObject | None = None
+    error: StoredJson | None = None
     reason: str | None = None
     attempt: int = 0
     retry_count: int = 0
     loss_count: int = 0
     max_retries: int = 0
     not_before: datetime | None = None
-    progress: StoredObject | None = None
+    progress: StoredJson | None = None
     total: int | None = None
     expanded: int | None = None
     remaining: int | None = None
@@ -488,7 +488,9 @@ class OutboxMessage(Record):
 
 
 class DeadLetter(Record):
-    """A message that could not be processed, with the reason, for an operator."""
+    """A message that could not be processed, with the reason, for an operator. If `reason` is `PoisonTask`, the row
+    describes a task whose workers were lost too often: `message_id` is its task id, `queue` its queue, and `body` has
+    its handler and params."""
 
     table: ClassVar[Table] = Table(
         "dag_dead_letters",

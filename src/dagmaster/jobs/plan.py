@@ -31,6 +31,7 @@ from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.jobs.task_params import ByteBudget, ParamsWriter
 from dagmaster.jobs.updates import (
     Due,
+    Expired,
     Failed,
     Idle,
     Lost,
@@ -114,12 +115,12 @@ class Planner:
         """
         draft = Draft(view, epoch, sequence)
         if stop is not None and view.stopping is None:
-            draft.stop(stop.stop, by=stop.by, why=stop.reason)
-        decision = _Decision(self, draft, budget or ByteBudget(), unroutable, rendered or {})
+            draft.stop(stop)
+        decision = _JobDecision(self, draft, budget or ByteBudget(), unroutable, rendered or {})
         return decision.run(updates, checks_all_nodes=checks_all_nodes)
 
 
-class _Decision:
+class _JobDecision:
     """One decision about one job."""
 
     def __init__(
@@ -190,8 +191,8 @@ class _Decision:
                 draft.succeeded(update)
             case Failed():
                 self._failed(update, update.error, self._retry_schedule(update, update.error))
-            case Overran():
-                error = _error(_overrun(update), "task.overran", Blame.HANDLER)
+            case Overran() | Expired():
+                error = _error(_overdue(update), "task.overran", Blame.HANDLER)
                 self._failed(update, error, self._retry_schedule(update, error))
             case Lost():
                 self._lost(update)
@@ -246,7 +247,9 @@ class _Decision:
             return
         self.draft.reuse_child(update, child, task)
 
-    def _failed(self, update: Failed | Overran | Lost, error: dict[str, Any], schedule: RetrySchedule | None) -> None:
+    def _failed(
+        self, update: Failed | Overran | Expired | Lost, error: dict[str, Any], schedule: RetrySchedule | None
+    ) -> None:
         """A final failure may fail the job; then the other updates of this transaction are not retried either."""
         if (
             schedule is None
@@ -260,7 +263,7 @@ class _Decision:
         if schedule is None and self.nodes[owner].importance is Importance.CRITICAL:
             self.failing = self.failing or update.parent_node_id is None or self.draft.exceeds_tolerance(owner)
 
-    def _retry_schedule(self, update: Failed | Overran, error: dict[str, Any]) -> RetrySchedule | None:
+    def _retry_schedule(self, update: Failed | Overran | Expired, error: dict[str, Any]) -> RetrySchedule | None:
         return after_failure(
             self._retry_policy(update.parent_node_id or update.node_id),
             Blame(error.get("blame", Blame.HANDLER)),
@@ -641,11 +644,11 @@ def _idle_last(update: TaskUpdate) -> tuple[bool, int]:
     return isinstance(update, Idle), update.fan_out_index or 0 if isinstance(update, Idle) else 0
 
 
-def _overrun(update: Overran) -> str:
+def _overdue(update: Overran | Expired) -> str:
     seconds = f"{round(update.seconds, 2):g} s"
     return (
         f"the task waited longer than {seconds} in its queue"
-        if update.started_at is None
+        if isinstance(update, Expired)
         else f"the task ran longer than its timeout of {seconds}"
     )
 

@@ -37,7 +37,7 @@ class ByteBudget:
         return self.bytes_left <= 0 or self.render_seconds_left <= 0
 
 
-class _Encoded:
+class _EncodedText:
     """JSON text. Its hash is computed once, and only if it is needed."""
 
     __slots__ = ("_reference", "text")
@@ -60,7 +60,7 @@ class ParamsWriter:
         self.changes = changes
         self.budget = budget
         self.max_params_bytes = max_params_bytes
-        self._shared: dict[int, _Encoded | None] = {}
+        self._shared: dict[int, _EncodedText | None] = {}
 
     def share(self, params: dict[str, Any]) -> None:
         """Encode these params once, for many children. The caller must keep the dict: it is recognised by its id()."""
@@ -87,9 +87,9 @@ class ParamsWriter:
                 code="output.too-large",
                 hint="return less data, or let a handler write it to storage",
             )
-        return by_reference(self._keep(_Encoded(text)))
+        return by_reference(self._keep(_EncodedText(text)))
 
-    def _encoded(self, params: dict[str, Any], noun: str) -> _Encoded:
+    def _encoded(self, params: dict[str, Any], noun: str) -> _EncodedText:
         """Params as JSON. Raises InvalidRequest if they are too large, or JSON cannot represent them."""
         shared = self._shared.get(id(params))
         if shared is not None:
@@ -103,7 +103,7 @@ class ParamsWriter:
                 code="params.too-large",
                 hint="pass large data by reference, e.g. with results_of",
             )
-        encoded = _Encoded(text)
+        encoded = _EncodedText(text)
         if id(params) in self._shared:
             self._shared[id(params)] = encoded
         return encoded
@@ -126,7 +126,7 @@ class ParamsWriter:
         )
         return len(orjson.dumps(message._asdict()))
 
-    def _keep(self, encoded: _Encoded) -> Reference:
+    def _keep(self, encoded: _EncodedText) -> Reference:
         """Add a payload to those that the transaction writes, unless it is already one of them."""
         payloads, reference = self.changes.payloads, encoded.reference
         if reference["sha256"] not in payloads:

@@ -57,10 +57,17 @@ class Lost(_NodeUpdate):
 
 @dataclass(frozen=True, slots=True)
 class Overran(_NodeUpdate):
-    """The task ran longer than its timeout and its worker did not end it, or it waited too long in its queue."""
+    """The task ran longer than its timeout of `seconds`, and its worker did not end it."""
 
     started_at: datetime | None
-    worker_id: str | None
+    worker_id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expired(_NodeUpdate):
+    """The task waited in its queue for longer than `seconds`, and no worker has started it."""
+
     seconds: float
 
 
@@ -94,4 +101,4 @@ class StopRequest:
     reason: str | None = None
 
 
-TaskUpdate = Succeeded | Failed | Returned | Lost | Overran | Started | Due | Idle | Withdrawn
+TaskUpdate = Succeeded | Failed | Returned | Lost | Overran | Expired | Started | Due | Idle | Withdrawn

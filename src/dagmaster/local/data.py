@@ -18,6 +18,8 @@ from dagmaster.errors import Conflict, NotAllowed, NotFound, Unavailable
 from dagmaster.local import discovery
 from dagmaster.local.embedded import ROOT_HOME, Cluster, identity_of
 from dagmaster.settings import Settings
+from dagmaster.storage import scratch
+from dagmaster.storage.location import Zone, job_named
 
 # What a platform puts into its data folder. Everything else in the folder belongs to the user, and is kept.
 _OWN_NAMES = (
@@ -26,11 +28,11 @@ _OWN_NAMES = (
     "gateway.key",
     "postgres",
     "previews",
-    "scratch",
     "storage",
     "preview.png",
     ".dagmaster-demo",
 )
+_SCRATCH = "scratch"  # a user may have made a folder with this name, so that only some of its content is the platform's
 _DEFAULT = "default"
 
 
@@ -108,8 +110,8 @@ def remove(data: LocalData) -> int:
     with discovery.hold(folder) if folder else nullcontext(), _translated(data):
         for path in (data.cluster.folder, data.cluster.socket_folder):
             _delete(path)
-        for name in _OWN_NAMES if folder else ():
-            _delete(folder / name)  # type: ignore[operator]
+        if folder:
+            _delete_own_paths(folder)
         _record_of(data.id).unlink(missing_ok=True)
     with suppress(OSError):  # the folder contains files of the user
         if folder and data.id != _DEFAULT:
@@ -118,7 +120,7 @@ def remove(data: LocalData) -> int:
 
 
 def _read(name: str, folder: Path | None, cluster: Cluster) -> LocalData:
-    paths = [folder / own_name for own_name in _OWN_NAMES] if folder else []
+    paths = _visible_paths(folder) if folder else []
     database_bytes = _size(cluster.folder)
     sizes = [_size(path) for path in paths if path != cluster.folder]
     pid = cluster.server_pid()
@@ -135,8 +137,38 @@ def _read(name: str, folder: Path | None, cluster: Cluster) -> LocalData:
 
 
 def _exists(data: LocalData) -> bool:
-    has_folder = data.folder is not None and any(os.path.lexists(data.folder / name) for name in _OWN_NAMES)
+    has_folder = data.folder is not None and any(map(os.path.lexists, _visible_paths(data.folder)))
     return has_folder or os.path.lexists(data.cluster.folder)
+
+
+def _visible_paths(folder: Path) -> list[Path]:
+    """What a platform has put into a data folder, without scratch folders that this user may not read."""
+    try:
+        return [*_own_paths(folder), *_own_scratch_paths(folder)]
+    except PermissionError:
+        return _own_paths(folder)
+
+
+def _own_paths(folder: Path) -> list[Path]:
+    return [folder / name for name in _OWN_NAMES]
+
+
+def _own_scratch_paths(folder: Path) -> list[Path]:
+    """What object stores put into `scratch/<zone>`: folders of jobs, removed folders, unfinished uploads."""
+    return [
+        folder / _SCRATCH / zone / name
+        for zone in Zone
+        for name in scratch.folders_in(folder / _SCRATCH / zone)
+        if name in (".gone", ".uploads") or job_named(name)
+    ]
+
+
+def _delete_own_paths(folder: Path) -> None:
+    for path in (*_own_paths(folder), *_own_scratch_paths(folder)):
+        _delete(path)
+    for path in (*(folder / _SCRATCH / zone for zone in Zone), folder / _SCRATCH):
+        with suppress(OSError):  # it does not exist, or contains files of the user
+            path.rmdir()
 
 
 def _home() -> Path:
@@ -149,7 +181,7 @@ def _record_of(identity: str) -> Path:
 
 def _databases(home: Path) -> Iterator[str]:
     for entry in sorted(home.iterdir()) if home.is_dir() else ():
-        if entry.is_dir() and entry.name not in {*_OWN_NAMES, "folders"}:
+        if entry.is_dir() and entry.name not in {*_OWN_NAMES, _SCRATCH, "folders"}:
             yield entry.name
 
 

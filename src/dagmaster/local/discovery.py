@@ -57,17 +57,17 @@ def holder_of(folder: Path) -> int | None:
 
 
 def awaited_platform(
-    folder: Path, on_waiting: Callable[[], None] = lambda: None, patience_seconds: float = 90.0
+    folder: Path, on_waiting: Callable[[], None] = lambda: None, timeout_seconds: float = 90.0
 ) -> RunningPlatform | None:
     """The platform of a data folder, after it has finished starting or stopping."""
-    deadline, is_reported = time.monotonic() + patience_seconds, False
+    deadline, is_reported = time.monotonic() + timeout_seconds, False
     while True:
         platform = running_platform(folder)
         if platform or not is_held(folder / "platform.lock"):
             return platform
         if time.monotonic() > deadline:
             raise Unavailable(
-                f"a platform has been starting or stopping on {folder} for {patience_seconds:.0f} s",
+                f"a platform has been starting or stopping on {folder} for {timeout_seconds:.0f} s",
                 code="platform.slow",
                 hint="see the output of its `dagmaster up`",
             )
@@ -106,9 +106,9 @@ def hold(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, folder: Path, patience_seconds: float = 0.5) -> None:
+def _acquire(descriptor: int, folder: Path, retry_seconds: float = 0.5) -> None:
     """Try for a moment: another command that checks whether a platform runs holds the lock briefly."""
-    deadline = time.monotonic() + patience_seconds
+    deadline = time.monotonic() + retry_seconds
     while True:
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -128,10 +128,6 @@ class Cluster:
         pid = _pid_in(self.data / "postmaster.pid")
         return pid if pid is not None and _serves(pid, self.data) else None
 
-    def ensure_initialised(self) -> None:
-        with self._lock():
-            self._initialise()
-
     def start(self) -> None:
         """Start the server and wait until it accepts connections; it ends when this process ends."""
         self.launch()
@@ -170,11 +166,11 @@ class Cluster:
             if connection.execute(missing).rowcount:
                 connection.execute("CREATE EXTENSION postgis")
 
-    def stop(self, mode: StopMode = "fast", patience_seconds: float = 30.0) -> None:
+    def stop(self, mode: StopMode = "fast", timeout_seconds: float = 30.0) -> None:
         """Stop the server, even if another process started it; kill it if it takes too long."""
         pid = self._process.pid if self._process and self._process.poll() is None else self.server_pid()
         if pid is not None:
-            for signum, seconds in ((_STOP_SIGNALS[mode], patience_seconds), (signal.SIGQUIT, 15.0)):
+            for signum, seconds in ((_STOP_SIGNALS[mode], timeout_seconds), (signal.SIGQUIT, 15.0)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)
                 if self._has_ended_within(seconds):
@@ -209,18 +205,18 @@ class Cluster:
         finally:
             os.close(descriptor)
 
-    def _acquire(self, descriptor: int, patience_seconds: float = 15.0) -> None:
-        begun = time.monotonic()
+    def _acquire(self, descriptor: int, retry_seconds: float = 15.0) -> None:
+        started = time.monotonic()
         while True:
             try:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                waited_seconds = time.monotonic() - begun
+                waited_seconds = time.monotonic() - started
                 # Not immediately: a server that was just killed still looks alive.
                 if waited_seconds > 0.5 and (pid := self.server_pid()) is not None:
                     raise self._in_use(f"by process {pid}", pid=pid) from None
                 # No server: its last processes are ending after a crash, or another process is about to start one.
-                if waited_seconds > patience_seconds:
+                if waited_seconds > retry_seconds:
                     raise self._in_use("by another process") from None
                 time.sleep(0.05)
 

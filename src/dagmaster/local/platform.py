@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dagmaster.local.embedded import Cluster
     from dagmaster.settings import Settings
 
-READY_PATIENCE_SECONDS = 60.0
+READY_TIMEOUT_SECONDS = 60.0
 # The time that a worker needs after the grace period, to kill handlers that still run and to write the last reports.
 _WORKER_EXIT_SECONDS = 18.0
 _DATABASE_CHECK_SECONDS = 1.0
@@ -80,7 +80,7 @@ class LocalPlatform:
         """Start the platform. It is ready inside the block, and stopped after it."""
         from dagmaster.local.data import record
 
-        begun = time.monotonic()
+        started = time.monotonic()
         # Ports first: if one is in use, nothing has been created yet.
         with (
             discovery.hold(self.folder),
@@ -96,7 +96,7 @@ class LocalPlatform:
                 self._start_gateway(gateway)
                 asyncio.run(self._wait_until_ready())
                 self._publish()
-                self.ready_seconds = time.monotonic() - begun
+                self.ready_seconds = time.monotonic() - started
                 yield
             except KeyboardInterrupt:
                 self.on_stopping()
@@ -265,7 +265,7 @@ class LocalPlatform:
         """Wait until one orchestrator and one worker of this platform have registered in the database."""
         from dagmaster.database.reads.installation import InstallationReads
 
-        deadline = time.monotonic() + READY_PATIENCE_SECONDS
+        deadline = time.monotonic() + READY_TIMEOUT_SECONDS
         async with InstallationReads(self.dsn) as reads:
             while not self._has_both({(instance.role, instance.pid) for instance in await reads.live_instances()}):
                 self._raise_if_broken(deadline)
@@ -282,7 +282,7 @@ class LocalPlatform:
             if child.failures >= 3 or child.is_given_up:
                 raise Unavailable(f"{child.name} does not start", code="platform.broken", hint=hint)
         if time.monotonic() > deadline:
-            message = f"the platform was not ready within {READY_PATIENCE_SECONDS:.0f} s"
+            message = f"the platform was not ready within {READY_TIMEOUT_SECONDS:.0f} s"
             raise Unavailable(message, code="platform.slow", hint=hint)
 
     def _publish(self) -> None:

@@ -23,7 +23,7 @@ REQUEST_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 TASK_SECONDS: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0)
 
 Labels = tuple[str, ...]
-Values = TypeVar("Values", bound=Labels)  # a mapping is invariant in its keys
+LabelValues = TypeVar("LabelValues", bound=Labels)  # a mapping is invariant in its keys
 
 
 class Reading(Collector):
@@ -64,7 +64,7 @@ def gauge(name: str, meaning: str, value: float) -> Metric:
     return GaugeMetricFamily(name, meaning, value=value)
 
 
-def counters(name: str, meaning: str, labels: Labels, samples: Mapping[Values, float]) -> Metric:
+def counters(name: str, meaning: str, labels: Labels, samples: Mapping[LabelValues, float]) -> Metric:
     """A count for each combination of labels."""
     family = CounterMetricFamily(_unsuffixed(name), meaning, labels=labels)
     for values, value in samples.items():
@@ -72,7 +72,7 @@ def counters(name: str, meaning: str, labels: Labels, samples: Mapping[Values, f
     return family
 
 
-def gauges(name: str, meaning: str, labels: Labels, samples: Mapping[Values, float]) -> Metric:
+def gauges(name: str, meaning: str, labels: Labels, samples: Mapping[LabelValues, float]) -> Metric:
     family = GaugeMetricFamily(name, meaning, labels=labels)
     for values, value in samples.items():
         family.add_metric(values, value)

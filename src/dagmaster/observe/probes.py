@@ -5,7 +5,9 @@ not respond, and the client would learn nothing from the timeout. From a thread,
 how long the loop has been blocked, and lists the tasks that run. A timer in the loop records when the loop last ran. If
 the whole interpreter is blocked, there is no response, and the client's timeout reports that correctly.
 
-All values come from the memory of the process, so they are correct even if the database is unavailable.
+All values come from the memory of the process, so they are correct even if the database is unavailable. No key is
+needed, because orchestration systems such as Kubernetes send no credentials; other addresses than loopback require
+HEALTH_INSECURE.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ from dagmaster.observe.metrics import EXPOSITION_TYPE, exposition, gauge, new_re
 
 _REQUEST_SECONDS = 5.0  # the connection of a slower client is closed
 _MAX_CONNECTIONS = 16
-_TICKS_PER_PATIENCE = 4
+_TICKS_BEFORE_STUCK = 4
 _MAX_TICK_SECONDS = 0.5
 _JSON = "application/json"
 PATHS = ("/livez", "/readyz", "/health", "/metrics")
@@ -43,7 +45,7 @@ class Check:
     detail: str
 
 
-class Subject(Protocol):
+class ProbedProcess(Protocol):
     """The process that is probed. Its methods are called from other threads: they must not block or change anything."""
 
     role: str
@@ -68,15 +70,15 @@ class Probes:
     """The server of the probes. Use it as a context manager, in the event loop that it watches."""
 
     def __init__(
-        self, bound: socket.socket, subject: Subject, *, patience_seconds: float, is_open_to_all: bool = False
+        self, bound: socket.socket, subject: ProbedProcess, *, stuck_after_seconds: float, is_open_to_all: bool = False
     ) -> None:
         self.url = url_of(bound)
         self._bound = bound
         self._subject = subject
         self._registry = new_registry(subject.role, subject.metrics, self._loop_metric)
-        self._patience = patience_seconds
+        self._stuck_after_seconds = stuck_after_seconds
         self._is_open_to_all = is_open_to_all
-        self._period = min(patience_seconds / _TICKS_PER_PATIENCE, _MAX_TICK_SECONDS)
+        self._period = min(stuck_after_seconds / _TICKS_BEFORE_STUCK, _MAX_TICK_SECONDS)
         self._ticked_at = time.monotonic()
         self._stopped = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +131,7 @@ class Probes:
 
     def _alive(self) -> list[Check]:
         seconds = time.monotonic() - self._ticked_at
-        event_loop = Check("event loop", seconds < self._patience, f"last ran {seconds:.1f} s ago")
+        event_loop = Check("event loop", seconds < self._stuck_after_seconds, f"last ran {seconds:.1f} s ago")
         return [event_loop, *self._subject.alive()]
 
     def _verdict(self, name: str, checks: list[Check]) -> tuple[int, str, bytes]:
@@ -157,7 +159,7 @@ class _ProbeServer(ThreadingHTTPServer):
 
     def __init__(self, bound: socket.socket, probes: Probes) -> None:
         self.address_family = bound.family
-        super().__init__(bound.getsockname()[:2], _Handler, bind_and_activate=False)
+        super().__init__(bound.getsockname()[:2], _ProbeHandler, bind_and_activate=False)
         self.socket.close()
         self.socket = bound
         self.probes = probes
@@ -179,7 +181,7 @@ class _ProbeServer(ThreadingHTTPServer):
         _log.debug("a client closed the connection before the response", exc_info=True)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _ProbeHandler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
     server_version, sys_version = "dagmaster", ""
 

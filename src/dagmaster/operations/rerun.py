@@ -45,8 +45,8 @@ async def retry(
     def choose(view: JobView) -> rerun.Rerun:
         return rerun.retry(view, **names, has_completed=has_completed)
 
-    facts = {"by": by, "why": reason, "retry": names}
-    return await _run_again(ledger, job_id, choose, facts, is_dry_run, resume_count=job.resume_count)
+    event_data = {"by": by, "why": reason, "retry": names}
+    return await _run_again(ledger, job_id, choose, event_data, is_dry_run, resume_count=job.resume_count)
 
 
 async def _load(ledger: SubmissionLedger, job_id: UUID) -> LoadedJob:
@@ -67,7 +67,7 @@ async def _run_again(
     ledger: SubmissionLedger,
     job_id: UUID,
     choose: Callable[[JobView], rerun.Rerun],
-    facts: dict[str, Any],
+    event_data: dict[str, Any],
     is_dry_run: bool,
     *,
     resume_count: int | None = None,
@@ -92,7 +92,7 @@ async def _run_again(
         job = await _load(ledger, job_id)
         chosen, count = choose_from(job), job.resume_count
     else:
-        present = {name: value for name, value in facts.items() if value is not None}
+        present = {name: value for name, value in event_data.items() if value is not None}
         chosen, count = await ledger.rerun(job_id, choose_from, present)
     return Resumed(job_id=job_id, status=status, nodes=chosen.nodes, children=children, resume_count=count)
 

@@ -6,7 +6,6 @@ returns the job of the first one.
 
 import hashlib
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -74,12 +73,6 @@ def _prepare(library: WorkflowLibrary, submission: Submission, *, allow_reserved
         idempotency_key=submission.idempotency_key,
         message_id=submission.message_id,
     )
-
-
-async def submit(ledger: SubmissionLedger, library: WorkflowLibrary, submissions: Sequence[Submission]) -> list[UUID]:
-    """Create jobs for these submissions: all or none."""
-    jobs = [prepare(library, submission) for submission in submissions]
-    return await ledger.create_jobs(jobs)
 
 
 async def submit_once(
@@ -186,11 +179,11 @@ def _failure_fields(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
 
 
 async def take_submissions(
-    ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, *, patience_seconds: float
+    ledger: OrchestratorLedger, library: WorkflowLibrary, queue: str, *, unknown_after_seconds: float
 ) -> int:
     """Turn messages waiting in a queue into jobs; those that are invalid become dead letters with the reason. Messages
-    of unknown workflows wait for `patience_seconds`: another orchestrator may know the workflow."""
-    scope = MessageScope(library.workflows.keys(), patience_seconds)
+    of unknown workflows wait for `unknown_after_seconds`: another orchestrator may know the workflow."""
+    scope = MessageScope(library.workflows.keys(), unknown_after_seconds)
     processed = await ledger.take_messages(
         queue, _MAX_MESSAGES, lambda message: _job_or_letter(library, message), scope=scope
     )

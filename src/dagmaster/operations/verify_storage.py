@@ -341,7 +341,7 @@ def _stored_object(info: ObjectInfo) -> StoredObject:
     kind, edition = edition_named(location.blob) if location.zone is not Zone.BRONZE else (None, None)
     job_id = None
     if location.zone is Zone.SILVER:
-        job_id = job_of_outputs(edition.dataset) if edition else job_named(location.blob.partition("/")[0])
+        job_id = job_of_outputs(edition.dataset_id) if edition else job_named(location.blob.partition("/")[0])
     return StoredObject(
         location.zone.value,
         location.container,
@@ -349,7 +349,7 @@ def _stored_object(info: ObjectInfo) -> StoredObject:
         info.size_bytes,
         info.modified_at,
         kind,
-        edition.dataset if edition else None,
+        edition.dataset_id if edition else None,
         edition.ordinal if edition else None,
         edition.revision if edition else None,
         job_id,

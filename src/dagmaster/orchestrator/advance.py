@@ -24,7 +24,7 @@ from dagmaster.jobs.updates import Failed, Returned, Succeeded
 from dagmaster.jobs.view import JobView, is_ended
 from dagmaster.observe import log, traces
 from dagmaster.orchestrator.callbacks import CallbackSender
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.orchestrator.janitor import STUCK_AFTER
 from dagmaster.orchestrator.liveness import OrchestratorLiveness
 from dagmaster.orchestrator.owned import FENCED, GraphCache, Owned, failure_of, scope_of
@@ -50,7 +50,7 @@ class JobAdvancing(OrchestratorLiveness):
     ledger: OrchestratorLedger
     transport: Transport
     callbacks: CallbackSender | None
-    external: ExternalCopyChore | None
+    external_copies: ExternalCopyChore | None
     _dirty: set[UUID]
     _graphs: GraphCache
     _templates: SlowTemplates
@@ -225,8 +225,8 @@ class JobAdvancing(OrchestratorLiveness):
         """Wake the tasks for callbacks and for external copies: they may have something to do."""
         if self.callbacks is not None:
             self.callbacks.wake()
-        if self.external is not None:
-            self.external.wake()
+        if self.external_copies is not None:
+            self.external_copies.wake()
 
     def _note_deferred(self, view: JobView) -> None:
         self._next_review = 0.0

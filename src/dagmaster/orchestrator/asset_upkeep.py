@@ -2,7 +2,7 @@
 
     every JANITOR_INTERVAL_SEC
       ──▶ adopt datasets of earlier releases
-      ──▶ mark revisions that were rejected, superseded or deleted more than PURGE_DAYS ago
+      ──▶ mark revisions that were rejected, superseded or deleted more than PURGE_DAYS ago (not if it is 0)
       ──▶ remove the objects of marked revisions, then their documents; recorded in the history
       ──▶ remove the collections of deleted assets that have no revision left
       ──▶ write layers into the external database, or remove them, if that is due
@@ -25,7 +25,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from dagmaster.database.assets.adopt import AdoptedAssets
-from dagmaster.database.maintenance.assets import DueReview, PostgresAssetUpkeep, PurgedRevision
+from dagmaster.database.maintenance.assets import DueReview, PostgresAssetUpkeep, StoredRevision
 from dagmaster.errors import Conflict
 from dagmaster.observe import log
 from dagmaster.operations.assets.adopt import adopt_datasets
@@ -129,16 +129,15 @@ class AssetUpkeep:
         """Make withdrawals due again if external copies still exist. Each run checks a random part of the withdrawals
         of the last day."""
         for revision in await self.store.withdrawn(RECHECK_SECONDS, RECHECKED_AT_ONCE):
-            edition = Edition(revision.dataset_id, revision.version_ordinal, revision.revision)
-            if await asyncio.to_thread(self._has_external, edition) and await self.store.withdraw_again(revision):
+            if await asyncio.to_thread(self._has_external, revision) and await self.store.withdraw_again(revision):
                 _log.warning("external copies still exist after their withdrawal; removing them", **asdict(revision))
         return True
 
-    def _has_external(self, edition: Edition) -> bool:
-        return next(iter(self.storage.external_objects(edition)), None) is not None
+    def _has_external(self, revision: StoredRevision) -> bool:
+        return next(iter(self.storage.external_objects(_edition_of(revision))), None) is not None
 
-    def _remove(self, revision: PurgedRevision) -> int:
-        return self.storage.clear_edition(Edition(revision.dataset_id, revision.version_ordinal, revision.revision))
+    def _remove(self, revision: StoredRevision) -> int:
+        return self.storage.clear_edition(_edition_of(revision))
 
     async def publish_externally(self) -> bool:
         """Write due changes of published layers to the external database. A failure is recorded and tried again."""
@@ -210,6 +209,10 @@ def upkeep_of(settings: Settings, dsn: str) -> AssetUpkeep:
     assets = AdoptedAssets(dsn, role="adoption", size=1)
     external = external_layers(settings, dsn)
     return AssetUpkeep(settings, PostgresAssetUpkeep(dsn), open_storage(settings), assets, external)
+
+
+def _edition_of(revision: StoredRevision) -> Edition:
+    return Edition(revision.dataset_id, revision.version_ordinal, revision.revision)
 
 
 def _described(review: DueReview) -> dict[str, Any]:

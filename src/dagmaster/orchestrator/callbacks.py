@@ -68,7 +68,8 @@ class CallbackSender:
         """Run until cancelled. Attempts that are under way then get LAST_SECONDS to end."""
         try:
             while True:
-                await self._pause(await self._run_once_safely())
+                seconds = await self._run_once_safely()
+                await pause(self._is_run_requested, seconds, min_seconds=MIN_INTERVAL_SECONDS)
         finally:
             await self._wind_down()
 
@@ -110,10 +111,6 @@ class CallbackSender:
             log.failure(_log, "callbacks cannot be claimed; trying again", error)
             are_pending = True
         return self.settings.orchestrator_poll_interval * (1 if are_pending else IDLE_POLLS)
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(min(MIN_INTERVAL_SECONDS, seconds))
-        await pause(self._is_run_requested, seconds)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._under_way.pop(task, None)

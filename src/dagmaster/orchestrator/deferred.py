@@ -23,7 +23,7 @@ async def review_deferred(
     review = await ledger.review_deferred(
         [owned.claim for owned in deferred],
         alive_seconds=alive,
-        patience_seconds=settings.unknown_handler_timeout_sec,
+        unknown_after_seconds=settings.unknown_handler_timeout_sec,
     )
     for job_id in review.released:
         _log.info("released a job to an orchestrator that knows its handlers", job_id=str(job_id))

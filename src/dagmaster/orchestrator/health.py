@@ -50,7 +50,7 @@ class OrchestratorHealth:
         if age is not None:
             is_recent = age < orchestrator.settings.orphan_threshold_sec
             heartbeat = Check("heartbeat", is_recent, f"reached the database {age:.1f} s ago")
-        loop = Check("loop", silent < orchestrator.patience_seconds, f"advanced {silent:.1f} s ago")
+        loop = Check("loop", silent < orchestrator.stuck_after_seconds, f"advanced {silent:.1f} s ago")
         claiming = Check(
             "claiming", not orchestrator.is_stopping, "is stopping" if orchestrator.is_stopping else "claims jobs"
         )

@@ -4,7 +4,7 @@
 
 A message that is delivered again finds its row, or the job that it became (`message_id`), and creates no second one. A
 message that cannot become a job is a dead letter in the database, with its reason; operators see it and can requeue it.
-A message that cannot even be stored, or that is older than a day, is dead-lettered by the broker.
+A message that cannot even be stored, or that is older than a day and was never stored, is dead-lettered by the broker.
 
 While the database is unavailable, no more messages are received: each delivery counts, and the broker dead-letters a
 message after the maximum delivery count.
@@ -12,16 +12,17 @@ message after the maximum delivery count.
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 import orjson
 import psycopg
 
 from dagmaster import faults
-from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, Unavailable
+from dagmaster.errors import DagmasterError, InvalidRequest, NotAllowed, NotFound, Unavailable
 from dagmaster.observe import log
 from dagmaster.transports.servicebus_client import BrokerMessage, QueueReceiver, backoff_seconds
 
@@ -33,13 +34,15 @@ _MAX_ID_LENGTH = 64
 # PostgreSQL cannot store the value, such as a NUL character. After any other error the message stays locked and is
 # delivered again.
 _MESSAGE_ERRORS = (psycopg.DataError, ValueError, RecursionError)
-# The database does not respond, accepts no writes, or refuses the user: no message can be stored.
-_DATABASE_ERRORS = (Unavailable, NotAllowed)
+# The database does not respond, accepts no writes, refuses the user, or does not exist: no message can be stored.
+_DATABASE_ERRORS = (Unavailable, NotAllowed, NotFound)
 _log = log.get("job-queue")
 
 
 class MessageLedger(Protocol):
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
+
+    async def has_message(self, message_id: str, queue: str) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -69,7 +72,7 @@ class JobQueue:
     def __post_init__(self) -> None:
         self.error: str | None = None
         self._failures = 0
-        self._unstored: tuple[str, Any] | None = None  # id and body of a submission that the database did not take
+        self._failed_call: Callable[[], Awaitable[bool]] | None = None  # the call that the database did not carry out
 
     async def run(self) -> None:
         """Run until cancelled. No failure ends it."""
@@ -83,10 +86,11 @@ class JobQueue:
         return {**asdict(self.counters), "error": self.error}
 
     async def run_once(self, wait_seconds: float = WAIT_SECONDS) -> int:
-        """Take the messages that wait; returns how many were received. A submission that the database did not take is
-        stored first. Its message is delivered again when its lock has expired, and then finds its row."""
-        if self._unstored:
-            await self._enqueue(*self._unstored)
+        """Take the messages that wait; returns how many were received. A call that the database did not carry out, such
+        as storing a submission, is repeated first. Its message is delivered again when its lock has expired, and then
+        finds its row."""
+        if self._failed_call:
+            await self._call(self._failed_call)
         # The first message is received alone, so that it need not wait for others; then more, if there are any.
         messages = await self.receiver.receive(1, wait_seconds)
         if messages:
@@ -106,25 +110,37 @@ class JobQueue:
         return len(messages)
 
     async def _store(self, message: BrokerMessage) -> None:
-        body = self._body_of(message)
+        queue, body = self.receiver.queue, self._body_of(message)
+        message_id = _id_of(message, body, queue)
         try:
-            is_new = await self._enqueue(_id_of(message, body, self.receiver.queue), body)
+            if self._is_old(message):
+                await self._require_stored(message_id)
+                is_new = False
+            else:
+                is_new = await self._call(partial(self.ledger.enqueue_message, message_id, queue, body))
         except _MESSAGE_ERRORS as error:
             raise RefusedMessage("Malformed", f"the message cannot be stored: {error}") from error
         self.counters.repeated += not is_new
 
-    async def _enqueue(self, message_id: str, body: Any) -> bool:
-        self._unstored = None
+    async def _require_stored(self, message_id: str) -> None:
+        """After a long outage, a message that was stored is delivered again when it is old."""
+        if not await self._call(partial(self.ledger.has_message, message_id, self.receiver.queue)):
+            raise RefusedMessage("Expired", "the message waited for more than 24 hours")
+
+    async def _call(self, call: Callable[[], Awaitable[bool]]) -> bool:
+        """Call the ledger. If the database does not carry it out, the call is repeated before more is received."""
+        self._failed_call = None
         try:
-            return await self.ledger.enqueue_message(message_id, self.receiver.queue, body)
+            return await call()
         except _DATABASE_ERRORS:
-            self._unstored = message_id, body
+            self._failed_call = call
             raise
+
+    def _is_old(self, message: BrokerMessage) -> bool:
+        return message.enqueued_at is not None and self.now() - message.enqueued_at > MAX_AGE
 
     def _body_of(self, message: BrokerMessage) -> Any:
         """The body as JSON. If it is not JSON, its text: that becomes a dead letter, because it is no submission."""
-        if message.enqueued_at is not None and self.now() - message.enqueued_at > MAX_AGE:
-            raise RefusedMessage("Expired", "the message waited for more than 24 hours")
         raw = message.body
         if len(raw) > MAX_BYTES:
             raise RefusedMessage("TooLarge", f"the message has {len(raw)} bytes; at most {MAX_BYTES} are allowed")

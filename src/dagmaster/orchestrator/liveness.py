@@ -102,14 +102,14 @@ class OrchestratorLiveness:
         return time.monotonic() - self._progressed_at if self._progressed_at else 0.0
 
     @property
-    def patience_seconds(self) -> float:
+    def stuck_after_seconds(self) -> float:
         """A loop that has been silent for longer sends no more heartbeats."""
         return max(self.settings.orphan_threshold_sec / 2, 3 * self.settings.orchestrator_poll_interval)
 
     @property
     def restart_after_seconds(self) -> float:
         """After this time others may have claimed its jobs, and a restart is better than more waiting."""
-        return self.patience_seconds + self.settings.orphan_threshold_sec
+        return self.stuck_after_seconds + self.settings.orphan_threshold_sec
 
     async def _send_first_heartbeat(self) -> None:
         """The first heartbeat precedes the first claim, or other instances would claim our jobs as orphans."""
@@ -126,7 +126,7 @@ class OrchestratorLiveness:
         while True:
             await self.sleep(self.settings.heartbeat_interval_sec)
             silent = self._now() - self._progressed_at
-            if silent > self.patience_seconds:
+            if silent > self.stuck_after_seconds:
                 _log.error("the loop is stuck, so no heartbeat is sent", seconds=round(silent, 1))
                 continue
             try:

@@ -24,7 +24,7 @@ from dagmaster.operations.submit import take_submissions
 from dagmaster.orchestrator.advance import JobAdvancing
 from dagmaster.orchestrator.callbacks import CallbackSender
 from dagmaster.orchestrator.deferred import review_deferred
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.job_queue import JobQueue
 from dagmaster.orchestrator.liveness import OrchestratorCounters
@@ -61,7 +61,7 @@ class Orchestrator(JobAdvancing):
     janitor: Janitor | None = None
     callbacks: CallbackSender | None = None
     reload: WorkflowReload | None = None
-    external: ExternalCopyChore | None = None
+    external_copies: ExternalCopyChore | None = None
     relay: Relay | None = None  # with a message broker
     job_queue: JobQueue | None = None  # with a message broker
 
@@ -105,8 +105,8 @@ class Orchestrator(JobAdvancing):
         if self.reload is not None:
             self.reload.owner_id, self.reload.library, self.reload.use = self.owner_id, self.library, self._use
             background_tasks.append(asyncio.create_task(self.reload.run(), name="workflow-reload"))
-        if self.external is not None:
-            background_tasks.append(asyncio.create_task(self.external.run(), name="external-copies"))
+        if self.external_copies is not None:
+            background_tasks.append(asyncio.create_task(self.external_copies.run(), name="external-copies"))
         if self.relay is not None:
             background_tasks.append(asyncio.create_task(self.relay.run(), name="relay"))
         if self.job_queue is not None:
@@ -233,7 +233,7 @@ class Orchestrator(JobAdvancing):
             self.ledger,
             self.library,
             self.settings.job_queue_name,
-            patience_seconds=self.settings.unknown_handler_timeout_sec,
+            unknown_after_seconds=self.settings.unknown_handler_timeout_sec,
         )
 
     def _is_scan_due(self) -> bool:
@@ -252,7 +252,7 @@ class Orchestrator(JobAdvancing):
                 self.owner_id,
                 limit=limit,
                 orphan_after_seconds=self.settings.orphan_threshold_sec,
-                patience_seconds=2 * self.settings.orchestrator_poll_interval,
+                unclaimed_after_seconds=2 * self.settings.orchestrator_poll_interval,
             )
             self.counters.claimed += len(claims)
             self.counters.reclaimed += sum(1 for claim in claims if claim.epoch > 1)
@@ -271,11 +271,11 @@ class Orchestrator(JobAdvancing):
             reported = await self.ledger.reported_jobs(self.owner_id)
             self._dirty.update(job_id for job_id in reported if job_id in self._owned)
             return
-        begun = self._now()
+        started = self._now()
         pending_work = await self.ledger.sweep_jobs(self.owner_id)
         self._dirty.update(job_id for job_id in pending_work.reported if job_id in self._owned)
-        pause = min((self._now() - begun) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
-        self._next_sweep = max(self._next_sweep, begun + pause)
+        pause = min((self._now() - started) / SWEEP_SHARE, 0.9 * self.settings.orchestrator_poll_interval)
+        self._next_sweep = max(self._next_sweep, started + pause)
         self._overdue = frozenset(pending_work.overdue)
         self._started = frozenset(pending_work.started)
         self._dirty.update(job_id for job_id in self._overdue | self._started if job_id in self._owned)

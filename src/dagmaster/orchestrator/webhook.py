@@ -35,7 +35,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _WebhookTarget:
     """The parts of a URL that a connection needs."""
 
     host: str
@@ -80,7 +80,7 @@ async def send(
 
 
 async def _connect(
-    target: _Target, resolve: Resolve, tls: ssl.SSLContext | None, *, allow_private: bool
+    target: _WebhookTarget, resolve: Resolve, tls: ssl.SSLContext | None, *, allow_private: bool
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -92,7 +92,7 @@ async def _connect(
 
 
 async def _connect_to_any(
-    target: _Target, addresses: Sequence[str], tls: ssl.SSLContext | None
+    target: _WebhookTarget, addresses: Sequence[str], tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the first address that accepts. Each gets its share of the time."""
     failure: Exception = OSError("no address")
@@ -128,7 +128,7 @@ def _checked(host: str, addresses: Sequence[str], *, allow_private: bool) -> Seq
     return addresses
 
 
-def _target_of(url: str) -> _Target:
+def _target_of(url: str) -> _WebhookTarget:
     if not url.isascii() or any(character <= " " or character == "\x7f" for character in url):
         raise InvalidRequest("the URL of the webhook has invalid characters", code="webhook.bad-url")
     try:
@@ -141,14 +141,14 @@ def _target_of(url: str) -> _Target:
             "the URL of the webhook must be http or https, without a user name", code="webhook.bad-url"
         )
     is_secure = parts.scheme == "https"
-    return _Target(host, port or (443 if is_secure else 80), is_secure, parts.netloc, _path(parts))
+    return _WebhookTarget(host, port or (443 if is_secure else 80), is_secure, parts.netloc, _path(parts))
 
 
 def _path(parts: SplitResult) -> str:
     return (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
-def _request(target: _Target, body: bytes, headers: Mapping[str, str]) -> bytes:
+def _request(target: _WebhookTarget, body: bytes, headers: Mapping[str, str]) -> bytes:
     fixed = {
         "Host": target.netloc,
         "User-Agent": "dagmaster",

@@ -19,20 +19,16 @@ from functools import partial
 from typing import Protocol
 
 from dagmaster import __version__, faults
-from dagmaster.access.permissions import Permission
 from dagmaster.errors import InvalidRequest, Unavailable
 from dagmaster.extras import missing_extra
 from dagmaster.listen import HEALTH, Endpoint, bind_or_any
 from dagmaster.observe import log, traces
-from dagmaster.observe.probes import PATHS, Probes, Subject
+from dagmaster.observe.probes import ProbedProcess, Probes
 from dagmaster.settings import Settings
 
-DATABASE_PATIENCE_SECONDS = 60.0
+DATABASE_RETRY_SECONDS = 60.0
 _LEFTOVER_SECONDS = 0.5
 _POLL_SECONDS = 0.2
-# Any client may read the probes, because orchestration systems such as Kubernetes send no credentials.
-# Non-loopback addresses require HEALTH_INSECURE.
-PROBE_PERMISSION = dict.fromkeys(PATHS, Permission.ANYONE)
 # A gate returns when the role may begin; None if it may begin at once.
 Gate = Callable[[], Awaitable[None]] | None
 
@@ -172,7 +168,7 @@ async def _require_schema(dsn: str, name: str) -> None:
     from dagmaster.database.reads.installation import InstallationReads
 
     loop = asyncio.get_running_loop()
-    deadline, is_logged = loop.time() + DATABASE_PATIENCE_SECONDS, False
+    deadline, is_logged = loop.time() + DATABASE_RETRY_SECONDS, False
     async with InstallationReads(dsn, name) as reads:
         while True:
             try:
@@ -187,7 +183,7 @@ async def _require_schema(dsn: str, name: str) -> None:
 
 
 @contextmanager
-def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Iterator[Probes | None]:
+def probed(settings: Settings, subject: ProbedProcess, stuck_after_seconds: float) -> Iterator[Probes | None]:
     """Respond to health probes during the block. If another process of this machine has the port, take a free one."""
     if not settings.health_enabled:
         yield None
@@ -195,7 +191,9 @@ def probed(settings: Settings, subject: Subject, patience_seconds: float) -> Ite
     bound = bind_or_any(
         settings.health_host, settings.health_port, may_expose=settings.health_insecure, endpoint=HEALTH
     )
-    with Probes(bound, subject, patience_seconds=patience_seconds, is_open_to_all=settings.health_insecure) as probes:
+    with Probes(
+        bound, subject, stuck_after_seconds=stuck_after_seconds, is_open_to_all=settings.health_insecure
+    ) as probes:
         yield probes
 
 

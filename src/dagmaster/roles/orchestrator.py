@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from dagmaster import __version__
-from dagmaster.database.assets.external import PostgresExternalCopies
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
 from dagmaster.database.caches import PostgresCaches
 from dagmaster.database.callbacks.store import PostgresCallbacks
 from dagmaster.database.ledger.postgres import PostgresLedger
@@ -27,7 +27,7 @@ from dagmaster.listen import API, bind, bind_or_any, url_of
 from dagmaster.observe import log
 from dagmaster.orchestrator.asset_upkeep import upkeep_of
 from dagmaster.orchestrator.callbacks import CallbackSender
-from dagmaster.orchestrator.external import ExternalCopyChore
+from dagmaster.orchestrator.external_copies import ExternalCopyChore
 from dagmaster.orchestrator.health import OrchestratorHealth
 from dagmaster.orchestrator.janitor import Janitor
 from dagmaster.orchestrator.loop import Orchestrator
@@ -51,7 +51,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
         log_authentication(settings, API)
     registry = installed()
     notifier = PostgresNotifier(dsn, [JOBS, RESULTS, CALLBACKS, WORKFLOWS])
-    ledger, heartbeats = PostgresLedger(dsn, "orchestrator", notifier), PostgresLedger(dsn, "beat")
+    heartbeats = PostgresLedger(dsn, "beat")
     tidy = tidy_of(settings, dsn)
     janitor = Janitor(
         settings,
@@ -65,10 +65,10 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
         PostgresCaches(dsn, "caches"), partial(_library, settings, registry), settings.heartbeat_interval_sec
     )
     library = _library(settings, registry)
-    external = ExternalCopyChore(settings, PostgresExternalCopies(dsn, notifier=notifier), library)
+    external_copies = ExternalCopyChore(settings, PostgresExternalCopies(dsn, notifier=notifier), library)
     transport = orchestrator_transport(settings, dsn, notifier)
-    ledger.writes_outbox = transport.relay is not None
-    closers = (janitor.close, callbacks.close, reload.close, external.close, transport.close)
+    ledger = PostgresLedger(dsn, "orchestrator", notifier, writes_outbox=transport.relay is not None)
+    closers = (janitor.close, callbacks.close, reload.close, external_copies.close, transport.close)
     async with closing(ledger.close, heartbeats.close, *closers, notifier.close):
         role = Orchestrator(
             settings,
@@ -84,7 +84,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
             janitor=janitor,
             callbacks=callbacks,
             reload=reload,
-            external=external,
+            external_copies=external_copies,
             relay=transport.relay,
             job_queue=transport.job_queue,
         )
@@ -97,7 +97,7 @@ async def orchestrator_role(settings: Settings, dsn: str, gate: Gate, fd: int | 
         if make_server:
             yield _WithApi(role, make_server)
             return
-        with probed(settings, OrchestratorHealth(role), role.patience_seconds):
+        with probed(settings, OrchestratorHealth(role), role.stuck_after_seconds):
             yield role
 
 

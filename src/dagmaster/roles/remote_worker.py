@@ -48,10 +48,10 @@ async def remote_worker_role(settings: Settings) -> AsyncIterator[Role]:
         started = await start(connection)
         settings = limited_settings(settings, started)
         worker = wired(settings, started, WorkerRequests(connection), installed())
-        patience_seconds = settings.lease_renew_sec
+        stuck_after_seconds = settings.lease_renew_sec
         with (
             worker_process(settings, worker, lambda: HttpLedger(WorkerRequests(connect(settings)))),
-            probed(settings, WorkerHealth(worker, settings, "platform"), patience_seconds) as probes,
+            probed(settings, WorkerHealth(worker, settings, "platform"), stuck_after_seconds) as probes,
         ):
             worker.health_url = probes.url if probes else None
             log.get(NAME).info(

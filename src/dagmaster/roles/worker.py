@@ -41,10 +41,10 @@ async def worker_role(settings: Settings, dsn: str, gate: Gate) -> AsyncIterator
             worker_id=worker_id,
         )
         # An event loop that is blocked for longer than this misses lease renewals.
-        patience_seconds = settings.lease_renew_sec
+        stuck_after_seconds = settings.lease_renew_sec
         with (
             worker_process(settings, worker, lambda: PostgresLedger(dsn, "rescue")),
-            probed(settings, WorkerHealth(worker, settings), patience_seconds) as probes,
+            probed(settings, WorkerHealth(worker, settings), stuck_after_seconds) as probes,
         ):
             worker.health_url = probes.url if probes else None
             yield worker

@@ -95,7 +95,7 @@ class AccessDecisions:
         """
         ordinal = None if version == LATEST else int(version)
         asset = await self._catalog.publication(name, ordinal, revision)
-        reader = _Reader(caller_of(request), await self._link(request), self._clock())
+        reader = _RequestReader(caller_of(request), await self._link(request), self._clock())
         if asset is not None and asset.version is not None:
             chosen = asset.chosen_revision(revision)
             if chosen is not None and reader.may_read(asset, asset.version, chosen):
@@ -130,7 +130,7 @@ class AccessDecisions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class _RequestReader:
     """The caller of a request, perhaps with a signed link."""
 
     caller: Caller

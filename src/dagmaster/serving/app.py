@@ -30,7 +30,20 @@ from dagmaster.database.assets.keys import KeyStore
 from dagmaster.database.catalog.datasets import CatalogReader
 from dagmaster.dataset_urls import SEARCHES
 from dagmaster.listen import is_loopback
-from dagmaster.serving import caching, files, grids, health, landing, legends, pages, problems, searches, stac, tiles
+from dagmaster.serving import (
+    caching,
+    files,
+    grids,
+    health,
+    landing,
+    legends,
+    pages,
+    problems,
+    searches,
+    stac,
+    stac_connections,
+    tiles,
+)
 from dagmaster.serving.access import AccessDecisions
 from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.serving.encoding import ENCODER
@@ -41,6 +54,7 @@ from dagmaster.serving.permissions import FOR_ANYONE, open_plain_routes, set_aut
 from dagmaster.serving.services import MapServices
 from dagmaster.serving.shared_tasks import SharedTasks
 from dagmaster.serving.sources import SourceResolver
+from dagmaster.serving.stac_search import ItemSearch
 from dagmaster.settings import Settings
 from dagmaster.storage.zones import Storage, open_storage
 from dagmaster.web.accept import prefers_html
@@ -61,7 +75,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
     catalog = CatalogReader(dsn)
     access = AccessDecisions(catalog)
     stac_app = stac.create_stac(access, catalog)
-    item_search = stac.ItemSearch(stac_app)
+    item_search = ItemSearch(stac_app)
     supported = grids.grids_named([name.strip() for name in settings.serving_grids.split(",") if name.strip()])
     services = MapServices(
         catalog=catalog,
@@ -86,7 +100,7 @@ def create_app(settings: Settings, dsn: str, *, storage: Storage | None = None) 
             keys,
             authentication_running(authentication),
             catalog,
-            stac.connected(stac_app, dsn),
+            stac_connections.connected(stac_app, dsn),
             _idle_datasets_closed(services.datasets),
         ):
             try:

@@ -110,9 +110,9 @@ def require_allowed(request: Request, allowed: Mapping[str, re.Pattern[str]] = P
 AssetId = Annotated[
     str, Path(pattern=_ID, description="Id of the asset, or of its dataset, which is also the id of its collection")
 ]
-Version = Annotated[str, Query(description="`latest`, or the ordinal of a version")]
+VersionName = Annotated[str, Query(description="`latest`, or the ordinal of a version")]
 Revision = Annotated[str | None, Query(description="The revision, as in the TileJSON")]
-Bands = Annotated[list[int] | None, Query(alias="bidx", max_length=4, description="Bands to use; the first is 1")]
+BandIndexes = Annotated[list[int] | None, Query(alias="bidx", max_length=4, description="Bands to use; the first is 1")]
 Nodata = Annotated[str | None, Query(description="Pixels with this value are transparent")]
 Rescale = Annotated[list[str] | None, Query(max_length=4, description="`low,high`, once or for each band")]
 ColormapName = Annotated[str | None, Query(description="A colour map of rio-tiler, for a single band")]
@@ -122,7 +122,7 @@ Resampling = Annotated[str | None, Query(pattern=f"^({'|'.join(RESAMPLINGS)})$")
 
 
 async def dataset_path(
-    request: Request, asset_id: AssetId, version: Version = LATEST, rev: Revision = None
+    request: Request, asset_id: AssetId, version: VersionName = LATEST, rev: Revision = None
 ) -> ReaderInput:
     require_allowed(request)
     services = services_of(request)
@@ -148,13 +148,15 @@ def default_rendering(src_path: ReaderInput) -> Rendering:
     return rendering
 
 
-async def display_bands(src_path: DatasetPath, bidx: Bands = None, expression: Expression = None) -> BidxExprParams:
+async def display_bands(
+    src_path: DatasetPath, bidx: BandIndexes = None, expression: Expression = None
+) -> BidxExprParams:
     if expression is not None:
         return _expression_params(bidx, expression)
     return BidxExprParams(indexes=bidx or list(default_rendering(src_path).bands) or None)
 
 
-async def selected_bands(bidx: Bands = None, expression: Expression = None) -> BidxExprParams:
+async def selected_bands(bidx: BandIndexes = None, expression: Expression = None) -> BidxExprParams:
     return BidxExprParams(indexes=bidx) if expression is None else _expression_params(bidx, expression)
 
 
@@ -176,7 +178,7 @@ async def dataset_params(
 
 async def rendering_params(
     src_path: DatasetPath,
-    bidx: Bands = None,
+    bidx: BandIndexes = None,
     rescale: Rescale = None,
     return_mask: bool = True,
     expression: Expression = None,
@@ -190,7 +192,7 @@ async def rendering_params(
 
 async def colormap(
     src_path: DatasetPath,
-    bidx: Bands = None,
+    bidx: BandIndexes = None,
     colormap_name: ColormapName = None,
     colormap: ColormapJson = None,
     expression: Expression = None,
@@ -238,7 +240,7 @@ def tile_options_of(path: Callable[..., Any]) -> Callable[..., Any]:
     async def tile_options(
         src_path: Annotated[ReaderInput, Depends(path)],
         *,
-        bidx: Bands = None,
+        bidx: BandIndexes = None,
         nodata: Nodata = None,
         unscale: bool | None = None,
         resampling: Resampling = None,

@@ -35,7 +35,7 @@ from dagmaster.serving.access import ReadableRevision
 from dagmaster.serving.caching import cache_control, matches_etag
 from dagmaster.serving.mosaics import with_asset_urls
 from dagmaster.serving.services import MapServices, services_of
-from dagmaster.storage.location import EXTERNAL_KINDS, Location, Zone, is_mosaic
+from dagmaster.storage.location import EXTERNAL_KINDS, Location, Zone, edition_named, is_mosaic
 from dagmaster.storage.store import CHUNK_BYTES, ObjectInfo
 
 # Other types are served as bytes: an uploaded file must not run as a page of this server.
@@ -50,12 +50,7 @@ MEDIA_TYPES = {
     ".pmtiles": "application/vnd.pmtiles",
 }
 PATH = FILES + "/{zone}/{container}/{blob:path}"
-_NUMBER = r"(?:0|[1-9]\d{0,8})"
-_OF_REVISION = rf"/(?P<dataset>[^/]+)/v(?P<ordinal>{_NUMBER})/r(?P<revision>{_NUMBER})/.+"
-_FILES_OF_REVISION = {
-    Zone.SILVER: re.compile(rf"(?:cogs|mosaics|tiling_schemes){_OF_REVISION}", re.ASCII),
-    Zone.EXTERNAL: re.compile(rf"(?:{'|'.join(EXTERNAL_KINDS)}){_OF_REVISION}", re.ASCII),
-}
+_SERVED_KINDS = {Zone.SILVER: ("cogs", "mosaics", "tiling_schemes"), Zone.EXTERNAL: EXTERNAL_KINDS}
 _RANGE = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
 ReadRange: TypeAlias = Callable[[int, int], bytes]
 
@@ -127,14 +122,14 @@ def _served_location(zone: str, container: str, blob: str) -> Location:
 
 async def _readable_revision(request: Request, services: MapServices, location: Location) -> ReadableRevision:
     """The revision that a file belongs to, if the caller may read it and its STAC documents name the file."""
-    match = _FILES_OF_REVISION[location.zone].fullmatch(location.blob)
-    if match is None:
+    kind, edition = edition_named(location.blob)
+    if edition is None or kind not in _SERVED_KINDS[location.zone]:
         raise _no_file()
     try:
-        readable = await services.access.readable(request, match["dataset"], match["ordinal"], int(match["revision"]))
+        readable = await services.access.readable(request, edition.dataset_id, str(edition.ordinal), edition.revision)
     except NotFound:
         raise _no_file() from None
-    if readable.dataset_id != match["dataset"]:  # the path has the id of an asset
+    if readable.dataset_id != edition.dataset_id:  # the path has the id of an asset
         raise _no_file()
     if location.zone == Zone.EXTERNAL:
         is_served = readable.is_public and location.container == services.storage.containers[Zone.EXTERNAL]

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from attrs import define
 from fastapi import APIRouter, Depends, Query
 from morecantile import TileMatrixSet
 from morecantile import tms as all_grids
@@ -48,11 +47,6 @@ def has_tile(grid: TileMatrixSet, x: int, y: int, z: int) -> bool:
     return 0 <= x < matrix.matrixWidth and 0 <= y < matrix.matrixHeight
 
 
-@define(kw_only=True)
-class GridFactory(TMSFactory):
-    """TiTiler's `/tileMatrixSets`, with the grids of this server."""
-
-
 async def require_legend_size(
     width: Annotated[int | None, Query(gt=0, le=MAX_LEGEND_SIZE)] = None,
     height: Annotated[int | None, Query(gt=0, le=MAX_LEGEND_SIZE)] = None,
@@ -62,7 +56,7 @@ async def require_legend_size(
 
 def router(grids: TileMatrixSets) -> APIRouter:
     router = APIRouter(tags=["tiles"])
-    GridFactory(router=router, supported_tms=grids, name="grids")
+    TMSFactory(router=router, supported_tms=grids, name="grids")
     legends: Any = [([{"path": "/colorMaps/{colorMapId}", "method": "GET"}], [Depends(require_legend_size)])]
     ColorMapFactory(router=router, name="colormaps", route_dependencies=legends)
     router.add_api_route("/conformance", get_conformance, operation_id="tiles.getConformance")

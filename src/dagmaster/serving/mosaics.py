@@ -25,7 +25,7 @@ from dagmaster.bbox import BBox
 from dagmaster.dataset_urls import GRID
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.serving.sources import location_of
-from dagmaster.storage.location import Location
+from dagmaster.storage.location import Location, edition_named
 from dagmaster.web_mercator import quadkey
 
 # The limit for one image. A tile below the mosaic's `minzoom` could need every COG.
@@ -151,11 +151,11 @@ def _asset(name: str, mosaic: Location) -> Location:
 
 
 def _cog_of(mosaic: Location, name: str) -> Location:
-    kind, _, edition = mosaic.blob.rpartition("/")[0].partition("/")
-    if kind != "mosaics":
+    kind, edition = edition_named(mosaic.blob)
+    if edition is None or kind != "mosaics":
         raise _foreign_asset()
     try:
-        return Location(mosaic.zone, mosaic.container, f"cogs/{edition}/{name}")
+        return Location(mosaic.zone, mosaic.container, edition.cog(name))
     except InvalidRequest:
         raise _foreign_asset() from None
 

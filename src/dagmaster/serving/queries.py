@@ -14,7 +14,7 @@ from stac_fastapi.extensions.query import QueryExtension
 
 from dagmaster.errors import InvalidRequest
 
-Operator = Literal["eq", "ne", "neq", "lt", "lte", "gt", "gte", "startsWith", "endsWith", "contains", "in"]
+QueryOperator = Literal["eq", "ne", "neq", "lt", "lte", "gt", "gte", "startsWith", "endsWith", "contains", "in"]
 _COMPARISONS = {"eq": "=", "ne": "<>", "neq": "<>", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 _PATTERNS = {"startsWith": "{}%", "endsWith": "%{}", "contains": "%{}%"}
 _HINT = 'for example {"gsd": {"lt": 10}}; operators are ' + ", ".join([*_COMPARISONS, *_PATTERNS, "in"])
@@ -23,7 +23,7 @@ _HINT = 'for example {"gsd": {"lt": 10}}; operators are ' + ", ".join([*_COMPARI
 class QueryBody(BaseModel):
     """The part of a search's body that the extension adds."""
 
-    query: dict[str, dict[Operator, Any]] | None = Field(None, description=_HINT)
+    query: dict[str, dict[QueryOperator, Any]] | None = Field(None, description=_HINT)
 
 
 class FilteringQueryExtension(QueryExtension):

@@ -10,6 +10,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from types import TracebackType
@@ -99,15 +100,23 @@ class CogReader(Reader):
 
     datasets: DatasetPool = attr.ib(kw_only=True)
     is_display: bool = attr.ib(kw_only=True)
+    _pooled_dataset: ExitStack = attr.ib(init=False, factory=ExitStack)
 
     def __attrs_post_init__(self) -> None:
-        self.dataset = self._ctx_stack.enter_context(self.datasets.open(str(self.input)))
+        self.dataset = self._pooled_dataset.enter_context(self.datasets.open(str(self.input)))
         super().__attrs_post_init__()  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        self.__exit__(None, None, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ctx_stack.__exit__(kind, error, trace)  # rio-tiler's method does not pass the error on to the pool
+        """Close rio-tiler's VRT, if there is one, then return the dataset to the pool, which handles the error."""
+        try:
+            super().close()  # type: ignore[no-untyped-call]
+        finally:
+            self._pooled_dataset.__exit__(kind, error, trace)
 
     def tile(self, tile_x: int, tile_y: int, tile_z: int, **options: Any) -> ImageData:  # type: ignore[override]
         require_tile(self.tms, tile_x, tile_y, tile_z)

@@ -42,7 +42,7 @@ from dagmaster.serving.queries import both_filters
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, ReaderInput, require_tile
 from dagmaster.serving.services import MapServices, Services
 from dagmaster.serving.sources import WORLD, SourceKind, TileSource, bounds_of, cog_source
-from dagmaster.serving.stac import Collections
+from dagmaster.serving.stac_search import Collections
 from dagmaster.serving.tiles import Format, TileSize, handle_head, raster_layer, read_tile, requested_grid
 
 # The limit of items in one tile: each is a file to open.
@@ -62,7 +62,7 @@ _TILE_PATHS = {"/{search_id}/tiles/{tileMatrixSetId}/{z}/{x}/{y}": "", "/{search
 _EXAMPLE = {"collections": ["dem"], "bbox": [6, 45, 9, 47], "sortby": [{"field": "datetime", "direction": "desc"}]}
 
 SearchId = Annotated[str, Path(description="The id that `/searches/register` returned")]
-Assets = Annotated[str | None, Query(description="Must be `data`, which is the asset that is always shown")]
+AssetKeys = Annotated[str | None, Query(description="Must be `data`, which is the asset that is always shown")]
 
 
 def encode(search: Mapping[str, Any]) -> str:
@@ -265,7 +265,7 @@ def _add_tiles(router: APIRouter, path: str, suffix: str, grid_of: Callable[...,
         z: int,
         x: int,
         y: int,
-        assets: Assets = None,
+        assets: AssetKeys = None,
     ) -> ReaderInput:
         return await find_tile(request, services, search_id, grid, Tile(x, y, z))
 
@@ -313,7 +313,7 @@ def _add_tilejson(router: APIRouter, path: str, suffix: str, grid_of: Callable[.
         tile_format: Annotated[
             str | None, Query(description="The default is JPEG for opaque tiles, PNG for others")
         ] = None,
-        assets: Assets = None,
+        assets: AssetKeys = None,
     ) -> dict[str, Any]:
         """TileJSON 3.0. Its zooms are those of the first item."""
         deps.require_allowed(request, deps.SEARCH_PARAMETERS)

@@ -15,7 +15,7 @@ from dagmaster.serving.dataset_pool import DatasetPool
 from dagmaster.serving.mosaics import MosaicCache
 from dagmaster.serving.shared_tasks import SharedTasks
 from dagmaster.serving.sources import SourceResolver, TileSource
-from dagmaster.serving.stac import ItemSearch
+from dagmaster.serving.stac_search import ItemSearch
 from dagmaster.storage.zones import Storage
 
 

@@ -23,7 +23,6 @@ import orjson
 import rasterio
 from attrs import define
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.dependencies.utils import get_parameterless_sub_dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from morecantile import TileMatrixSet
@@ -42,7 +41,7 @@ from dagmaster.dataset_urls import GRID, TILES
 from dagmaster.observe import traces
 from dagmaster.serving import dependencies as deps
 from dagmaster.serving.access import LATEST, revision_number
-from dagmaster.serving.dependencies import FORMATS, AssetId, DatasetPath, Revision, TileOptions, Version
+from dagmaster.serving.dependencies import FORMATS, AssetId, DatasetPath, Revision, TileOptions, VersionName
 from dagmaster.serving.encoding import ENCODER, is_small
 from dagmaster.serving.pages import page
 from dagmaster.serving.readers import GDAL_ENVIRONMENT, open_for_display, open_for_values
@@ -54,16 +53,18 @@ PREFIX = TILES + "/{asset_id}"
 _POINT = "/point/{lon},{lat}"
 _CRS_URIS: dict[str | None, str | None] = {}
 _FORMATS_WITHOUT_MASK = (ImageType.jpeg, ImageType.jpg)
-# TiTiler's POST routes that are served: they read, and their bodies are limited.
-_POST_PATHS = frozenset(["/feature", "/feature.{format}", "/feature/{width}x{height}.{format}", "/statistics"])
+_STATISTICS = "/statistics"
+_FEATURES = ("/feature", "/feature.{format}", "/feature/{width}x{height}.{format}")
 _BOXES = (
     "/bbox/{minx},{miny},{maxx},{maxy}.{format}",
     "/bbox/{minx},{miny},{maxx},{maxy}/{width}x{height}.{format}",
 )
+# TiTiler's POST routes that are served: they read, and their bodies are limited.
+_POST_PATHS = frozenset([*_FEATURES, _STATISTICS])
 
 Format = Annotated[ImageType, Path(alias="format", description=", ".join(FORMATS))]
 TileSize = Annotated[int | None, Query(description="256, 512 or 1024; the default is 256")]
-Options = Annotated[TileOptions, Depends(deps.tile_options_of(deps.dataset_path))]
+DatasetTileOptions = Annotated[TileOptions, Depends(deps.tile_options_of(deps.dataset_path))]
 
 
 async def requested_grid(
@@ -191,6 +192,10 @@ def router(grids: TileMatrixSets) -> APIRouter:
                 layer_identifier_provider=lambda src_path: src_path.source.dataset_id,
             )
         ],
+        "route_dependencies": [
+            _limit("GET", _BOXES, deps.require_box),
+            _limit("POST", _FEATURES, deps.require_areas),
+        ],
     }
     values: dict[str, Any] = {
         "reader": open_for_values,
@@ -200,29 +205,20 @@ def router(grids: TileMatrixSets) -> APIRouter:
         "img_part_dependency": deps.area_statistics_size,
         "stats_dependency": deps.statistics_params,
         "histogram_dependency": deps.histogram_params,
+        "route_dependencies": [
+            _limit("GET", [_POINT], deps.require_degrees),
+            _limit("POST", [_STATISTICS], deps.require_areas),
+        ],
     }
     ImageFactory(**shared, **images)
     ValueFactory(**shared, **values)
-    _require_limits(router)
     _serve_only_reads(router)
     return router
 
 
-def _require_limits(router: APIRouter) -> None:
-    """Check coordinates and bodies that TiTiler accepts without limits."""
-    checks: dict[str, Callable[..., Any]] = {
-        _POINT: deps.require_degrees,
-        **dict.fromkeys(_BOXES, deps.require_box),
-    }
-    for route in router.routes:
-        if not isinstance(route, APIRoute):
-            continue
-        check = deps.require_areas if "POST" in (route.methods or ()) else checks.get(route.path)
-        if check:
-            dependency = Depends(check)
-            route.dependencies.append(dependency)
-            sub_dependant = get_parameterless_sub_dependant(depends=dependency, path=route.path_format)
-            route.dependant.dependencies.insert(0, sub_dependant)
+def _limit(method: str, paths: Iterable[str], check: Callable[..., Any]) -> tuple[list[dict[str, str]], list[Any]]:
+    """A check of coordinates or bodies that TiTiler accepts without limits, for its `route_dependencies`."""
+    return [{"path": path, "method": method} for path in paths], [Depends(check)]
 
 
 def _serve_only_reads(router: APIRouter) -> None:
@@ -251,13 +247,15 @@ def handle_head(router: APIRouter, routes: Iterable[APIRoute]) -> None:
         )
 
 
-async def get_tile(options: Options, *, grid: Grid, z: int, x: int, y: int, tilesize: TileSize = None) -> Response:
+async def get_tile(
+    options: DatasetTileOptions, *, grid: Grid, z: int, x: int, y: int, tilesize: TileSize = None
+) -> Response:
     """A map tile: JPEG if it is opaque, PNG if it has transparent pixels."""
     return await run_in_threadpool(read_tile, options, grid, (x, y, z), tilesize, None)
 
 
 async def get_tile_in_format(
-    options: Options, *, grid: Grid, z: int, x: int, y: int, kind: Format, tilesize: TileSize = None
+    options: DatasetTileOptions, *, grid: Grid, z: int, x: int, y: int, kind: Format, tilesize: TileSize = None
 ) -> Response:
     """A map tile in the requested format."""
     return await run_in_threadpool(read_tile, options, grid, (x, y, z), tilesize, kind)
@@ -367,7 +365,7 @@ def raster_layer(source: TileSource, info: Any, minzoom: int, maxzoom: int) -> d
 
 
 async def get_map(
-    request: Request, services: Services, asset_id: AssetId, version: Version = LATEST, rev: Revision = None
+    request: Request, services: Services, asset_id: AssetId, version: VersionName = LATEST, rev: Revision = None
 ) -> Response:
     """The map page. It has no cache headers of the dataset: it changes with the software, not with the dataset."""
     deps.require_allowed(request)

@@ -24,7 +24,8 @@ from dagmaster.stac.item import (
 )
 from dagmaster.stac.public import linked
 from dagmaster.stac.values import EXTENSIONS, Cog, Dataset, Json, Links, Version, multihash
-from dagmaster.stac.when import ItemTime, rfc3339
+from dagmaster.stac.when import ItemTime
+from dagmaster.timestamps import rfc3339
 
 # Fields that differ between files, which are not part of `item_assets`.
 _FIELDS_OF_ONE_FILE = (
@@ -43,13 +44,13 @@ _FIELDS_OF_ONE_BAND = ("statistics", "raster:histogram")
 class CollectionAssets:
     """Public URLs of the assets of the whole dataset.
 
-    `whole` has the statistics of all tiles, for the bands of the mosaic.
+    `mosaic_as_cog` describes the mosaic like one COG, with the statistics of all tiles.
     """
 
     mosaic: str | None = None
     tiling_scheme: str | None = None
     thumbnail: str | None = None
-    whole: Cog | None = None
+    mosaic_as_cog: Cog | None = None
 
 
 def collection(
@@ -151,8 +152,8 @@ def _assets(assets: CollectionAssets, identity_fields: Json) -> Json:
             "roles": ["index"],
             **identity_fields,
         }
-        if assets.whole:
-            entries["mosaic"]["bands"] = bands(assets.whole)
+        if assets.mosaic_as_cog:
+            entries["mosaic"]["bands"] = bands(assets.mosaic_as_cog)
     if assets.tiling_scheme:
         entries["tiling_scheme"] = {
             "href": linked(assets.tiling_scheme),

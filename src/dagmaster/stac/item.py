@@ -27,7 +27,8 @@ from dagmaster.stac.values import (
     Version,
     multihash,
 )
-from dagmaster.stac.when import ItemTime, rfc3339
+from dagmaster.stac.when import ItemTime
+from dagmaster.timestamps import rfc3339
 
 STAC_VERSION = "1.1.0"
 COG_TYPE = "image/tiff; application=geotiff; profile=cloud-optimized"

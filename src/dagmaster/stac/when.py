@@ -145,10 +145,6 @@ def time_in_tags(tags: Mapping[str, str], supplied_at: datetime) -> ItemTime | N
     return None
 
 
-def rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 def _span(text: str) -> tuple[datetime, datetime]:
     """The first and the last second of a time, day, month or year."""
     if parts := _PARTS.fullmatch(text):

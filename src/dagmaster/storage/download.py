@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import httpx2
 
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
-from dagmaster.storage.sources import Lookup, resolve, web_host
+from dagmaster.storage.sources import HostLookup, resolve, web_host
 
 _MAX_REDIRECTS = 5
 _TIMEOUT = httpx2.Timeout(60.0, connect=10.0)
@@ -27,14 +27,14 @@ _MAX_NAME_BYTES = 200
 _PRIVATE_HINT = "for a server of your own network, use `dagmaster process` with ALLOW_PRIVATE_SOURCES=true"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
-OnProgress = Callable[[int, int | None], None]
+OnReceived = Callable[[int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadRules:
     limit_bytes: int
     allow_private: bool = False
-    lookup: Lookup | None = None
+    lookup: HostLookup | None = None
 
 
 def file_name(url: str) -> str:
@@ -44,7 +44,7 @@ def file_name(url: str) -> str:
 
 
 def download(
-    url: str, folder: Path, rules: DownloadRules, on_progress: OnProgress = lambda _done, _total: None
+    url: str, folder: Path, rules: DownloadRules, on_progress: OnReceived = lambda _done, _total: None
 ) -> Path:
     """Save the file at an https URL in a folder, with the time at which the server says it was changed."""
     # Proxies of the environment are not used: a proxy would resolve the name again.
@@ -76,7 +76,7 @@ def _response(http: httpx2.Client, url: str, rules: DownloadRules) -> Iterator[h
         response.close()
 
 
-def _saved(response: httpx2.Response, target: Path, rules: DownloadRules, on_progress: OnProgress) -> Path:
+def _saved(response: httpx2.Response, target: Path, rules: DownloadRules, on_progress: OnReceived) -> Path:
     if response.status_code != HTTPStatus.OK:
         raise _refusal(response)
     size = response.headers.get("content-length", "")

@@ -10,8 +10,9 @@ from enum import StrEnum
 from typing import Self
 from uuid import UUID
 
-from dagmaster.dataset_ids import JOB_PREFIX, is_dataset_id, job_dataset_id, require_dataset_id
+from dagmaster.dataset_ids import JOB_PREFIX, RevisionKey, is_dataset_id, job_dataset_id, require_dataset_id
 from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import quoted
 
 MAX_BLOB_BYTES = 1024
 MAX_PART_BYTES = 255
@@ -87,20 +88,16 @@ EXTERNAL_KINDS = ("stac", "manifests", "mosaics", "tiling_schemes", "cogs")
 
 
 @dataclass(frozen=True, slots=True)
-class Edition:
-    """One revision of one version of a dataset. Its COGs, mosaic and tiling scheme are written once and never change;
-    another attempt of its job may replace the STAC documents and the recipe.
+class Edition(RevisionKey):
+    """A revision of a dataset, with the names of its objects. Its COGs, mosaic and tiling scheme are written once
+    and never change; another attempt of its job may replace the STAC documents and the recipe.
 
     >>> Edition("dem-2024", ordinal=0, revision=1).cog("r00c01.tif")
     'cogs/dem-2024/v0/r1/r00c01.tif'
     """
 
-    dataset: str
-    ordinal: int = 0
-    revision: int = 1
-
     def __post_init__(self) -> None:
-        require_dataset_id(self.dataset)
+        require_dataset_id(self.dataset_id)
         if not 0 <= self.ordinal <= MAX_EDITION or not 1 <= self.revision <= MAX_EDITION:
             raise InvalidRequest(
                 f"versions are numbered from 0, revisions from 1, up to {MAX_EDITION:,}", code="storage.bad-edition"
@@ -138,7 +135,7 @@ class Edition:
         return f"{self._folder(kind)}/{name}"
 
     def _folder(self, kind: str) -> str:
-        return f"{kind}/{self.dataset}/v{self.ordinal}/r{self.revision}"
+        return f"{kind}/{self.dataset_id}/v{self.ordinal}/r{self.revision}"
 
 
 def is_mosaic(location: Location) -> bool:
@@ -146,14 +143,14 @@ def is_mosaic(location: Location) -> bool:
     return location.blob.startswith("mosaics/") and location.blob.endswith(".json")
 
 
-_OF_EDITION = re.compile(r"(\w+)/([^/]+)/v(0|[1-9]\d{0,8})/r([1-9]\d{0,8})/.+")
+_OF_EDITION = re.compile(r"(\w+)/([^/]+)/v(0|[1-9]\d{0,8})/r([1-9]\d{0,8})/.+", re.ASCII)
 
 
 def edition_named(blob: str) -> tuple[str, Edition] | tuple[None, None]:
     """The kind and the edition in the name of an object; None for both if the name is not that of an edition's object.
 
     >>> edition_named("cogs/dem-2024/v0/r1/r00c01.tif")
-    ('cogs', Edition(dataset='dem-2024', ordinal=0, revision=1))
+    ('cogs', Edition(dataset_id='dem-2024', ordinal=0, revision=1))
     """
     matched = _OF_EDITION.fullmatch(blob)
     if not matched or matched[1] not in {*KINDS, *EXTERNAL_KINDS} or not is_dataset_id(matched[2]):
@@ -220,10 +217,4 @@ def _problem_of_part(part: str) -> str | None:
 
 
 def _bad(kind: str, name: str, problem: str) -> InvalidRequest:
-    return InvalidRequest(f"the name of the {kind} {_shown(name)} {problem}", code=f"storage.bad-{kind}")
-
-
-def _shown(name: str) -> str:
-    """Short, and without characters that control a terminal."""
-    start = name[:80]
-    return (f"'{start}'" if start.isprintable() else ascii(start)) + ("…" if len(name) > 80 else "")
+    return InvalidRequest(f"the name of the {kind} {quoted(name)} {problem}", code=f"storage.bad-{kind}")

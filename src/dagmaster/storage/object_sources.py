@@ -14,7 +14,7 @@ from dagmaster.settings import Settings
 from dagmaster.storage.location import Location, Zone
 
 if TYPE_CHECKING:
-    from dagmaster.storage.download import DownloadRules, OnProgress
+    from dagmaster.storage.download import DownloadRules, OnReceived
     from dagmaster.storage.objects import ObjectBackend, ObjectStore
     from dagmaster.storage.store import ObjectInfo
 
@@ -55,7 +55,7 @@ class ObjectSources:
             raise UnfitData(error.message, code=error.code, hint=error.hint) from None
         return self._backend(url).gdal_path(location)
 
-    def download(self, url: str, folder: Path, rules: "DownloadRules", on_progress: "OnProgress") -> Path:
+    def download(self, url: str, folder: Path, rules: "DownloadRules", on_progress: "OnReceived") -> Path:
         """Copy an object into a folder, with the time at which it was stored."""
         from dagmaster.storage.download import require_room
 

@@ -1,4 +1,5 @@
-"""Upload a file in parts: some at once, each read when there is room for it, so that memory is bounded."""
+"""Upload a file in parts. Several are sent at the same time, and each is read only when there is room for it, so that
+memory is bounded."""
 
 import hashlib
 from collections import deque
@@ -23,7 +24,8 @@ def part_size(size_bytes: int, max_parts: int) -> int:
 def send_parts(content: BinaryIO, part_bytes: int, send: Callable[[int, bytes], Sent]) -> tuple[list[Sent], str, int]:
     """Send every part with its number, from 1. Returns the results in order, and hash and size of what was sent.
 
-    After the first failure no other part is started; the error is raised when the parts that are being sent have ended.
+    Failures are noticed in the order of the parts. When one is noticed, no other part is started; the error is raised
+    when the parts that are being sent have ended.
     """
     digest, size_bytes = hashlib.sha256(), 0
     results: list[Sent] = []

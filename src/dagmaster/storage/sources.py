@@ -28,7 +28,7 @@ MAX_SOURCE_LENGTH = 4096
 _VSI = re.compile(r"/vsi(az|adls|s3|gs)/(.+)")
 _DEFAULT_LIMIT_BYTES = 50_000_000_000
 
-Lookup = Callable[[str], Iterable[str]]
+HostLookup = Callable[[str], Iterable[str]]
 
 
 class Blobs(Protocol):
@@ -148,7 +148,7 @@ def web_host(url: str) -> str:
     return host
 
 
-def resolve(host: str, lookup: Lookup | None = None, *, allow_private: bool = False) -> str:
+def resolve(host: str, lookup: HostLookup | None = None, *, allow_private: bool = False) -> str:
     """An address of the host. All its addresses must be public, unless private ones are allowed; those of metadata
     services never are."""
     addresses = list((lookup or _addresses)(host))

@@ -53,7 +53,7 @@ TEST_SETTINGS = {
     "task_lease_sec": 240.0,
     "lease_renew_sec": 60.0,
 }
-PATIENCE_SECONDS = 7 * 24 * 3600.0
+TIMEOUT_SECONDS = 7 * 24 * 3600.0
 
 Fault = BaseException | None  # None: the worker is lost
 Faults = dict[tuple[str, int], Fault]
@@ -95,7 +95,7 @@ class Kit:
     async def __aenter__(self) -> Self:
         self._loop = virtual_loop()
         self.database = MemoryDatabase(self.now)
-        self.ledger = _Ledger(self.database, self._exchange.notifier())
+        self.ledger = _SignallingLedger(self.database, self._exchange.notifier())
         orchestrators, workers = self._sizes
         for _ in range(orchestrators):
             self._start_orchestrator()
@@ -129,7 +129,7 @@ class Kit:
         await self.ledger.create_jobs([replace(prepare(self.library, submission), job_id=job_id)])
         return job_id
 
-    async def wait(self, job_id: UUID, *, timeout_seconds: float = PATIENCE_SECONDS) -> KitJob:
+    async def wait(self, job_id: UUID, *, timeout_seconds: float = TIMEOUT_SECONDS) -> KitJob:
         """Wait until the job has ended, and return it."""
         await self.until(lambda: self.database.jobs[job_id].status in JOB_TERMINAL, timeout_seconds=timeout_seconds)
         return self.job(job_id)
@@ -138,7 +138,7 @@ class Kit:
         """The job as it is now."""
         return KitJob.of(self.database, job_id)
 
-    async def until(self, holds: Callable[[], T], *, timeout_seconds: float = PATIENCE_SECONDS) -> T:
+    async def until(self, holds: Callable[[], T], *, timeout_seconds: float = TIMEOUT_SECONDS) -> T:
         """Wait until a condition holds. It is checked after each write of an orchestrator or a worker."""
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -214,7 +214,7 @@ class Kit:
         return UUID(bytes=self._random.randbytes(16), version=4)
 
 
-class _Ledger(MemoryLedger):
+class _SignallingLedger(MemoryLedger):
     """Signals each change to callers that wait for a change."""
 
     def __init__(self, database: MemoryDatabase, notifier: Notifier) -> None:

@@ -45,7 +45,7 @@ from dagmaster.database.ledger.protocol import (
     opening_nodes,
     too_large_for_a_template,
 )
-from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier, tasks_topic
+from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier, WithNotifier, tasks_topic
 from dagmaster.jobs import fan, payload
 from dagmaster.jobs.changes import Changes, NodeChange, PoisonedTask
 from dagmaster.jobs.fan import ChildResult
@@ -85,6 +85,7 @@ from dagmaster.jobs.states import (
 )
 from dagmaster.jobs.updates import (
     Due,
+    Expired,
     Failed,
     Idle,
     Lost,
@@ -232,14 +233,10 @@ def _require(holds: bool, message: str) -> None:
         raise RefusedByGuard(message)
 
 
-class MemoryLedger:
+class MemoryLedger(WithNotifier):
     def __init__(self, database: MemoryDatabase, notifier: Notifier | None = None) -> None:
         self.db = database
         self._notifier = notifier
-
-    def _notify(self, *topics: str) -> None:
-        if self._notifier is not None:
-            self._notifier.notify(*topics)
 
     # Submission
 
@@ -339,6 +336,11 @@ class MemoryLedger:
         self._notify(JOBS)
         return True
 
+    async def has_message(self, message_id: str, queue: str) -> bool:
+        has_job = any(job.message_id == message_id for job in self.db.jobs.values())
+        has_letter = any((x.queue, x.message_id) == (queue, message_id) for x in self.db.dead_letters)
+        return message_id in self.db.messages or has_job or has_letter
+
     async def take_messages(
         self,
         queue: str,
@@ -347,7 +349,7 @@ class MemoryLedger:
         *,
         scope: MessageScope = EVERY_MESSAGE,
     ) -> list[UUID | str]:
-        late = self.db.clock() - timedelta(seconds=scope.patience_seconds)
+        late = self.db.clock() - timedelta(seconds=scope.unknown_after_seconds)
         queued = [m for m in self.db.messages.values() if m.queue == queue]
         due = [m for m in queued if m.enqueued_at <= late or _is_known(m, scope)]
         waiting = sorted(due, key=lambda m: m.enqueued_at)[:limit]
@@ -361,7 +363,8 @@ class MemoryLedger:
             del self.db.messages[message.message_id]
         created = [job.job_id for job in outcomes if isinstance(job, NewJob) and self._create(job)]
         letters = [letter for letter in outcomes if isinstance(letter, DeadLetter)]
-        self.db.dead_letters.extend(letters)
+        known = [(letter.queue, letter.message_id, letter.body) for letter in self.db.dead_letters]
+        self.db.dead_letters.extend(x for x in letters if (x.queue, x.message_id, x.body) not in known)
         return [*created, *(letter.message_id or "" for letter in letters)]
 
     # Operations
@@ -378,7 +381,7 @@ class MemoryLedger:
             return dead_letter_of_conflict(message, outcome, existing_id)
         return outcome if existing_id == outcome.job_id else None
 
-    async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
+    async def rerun(self, job_id: UUID, choose: ChooseRerun, event_data: Mapping[str, Any]) -> tuple[Rerun, int]:
         db, job = self.db, self.db.jobs.get(job_id)
         if job is None:
             raise no_such_job(job_id)
@@ -391,7 +394,7 @@ class MemoryLedger:
             EventType.JOB_RESUMED,
             event_status=JobStatus.RUNNING,
             epoch=job.epoch,
-            event_data=dict(facts),
+            event_data=dict(event_data),
         )
         children = self._children_to_rerun(job_id, rerun)
         stale = {child.node_id for child in children if self._is_of_earlier_run(child, rerun)}
@@ -508,17 +511,23 @@ class MemoryLedger:
         self.db.routers[orchestrator.owner_id] = orchestrator
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
-        return self._claim_free(owner_id, limit, orphan_after_seconds, patience_seconds, with_orphans=False)
+        return self._claim_free(owner_id, limit, orphan_after_seconds, unclaimed_after_seconds, with_orphans=False)
 
     async def claim_orphans(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
-        return self._claim_free(owner_id, limit, orphan_after_seconds, patience_seconds, with_orphans=True)
+        return self._claim_free(owner_id, limit, orphan_after_seconds, unclaimed_after_seconds, with_orphans=True)
 
     def _claim_free(
-        self, owner_id: UUID, limit: int, orphan_after_seconds: float, patience_seconds: float, *, with_orphans: bool
+        self,
+        owner_id: UUID,
+        limit: int,
+        orphan_after_seconds: float,
+        unclaimed_after_seconds: float,
+        *,
+        with_orphans: bool,
     ) -> list[Claim]:
         db, now = self.db, self.db.clock()
         alive = {
@@ -531,7 +540,7 @@ class MemoryLedger:
         free = [job for job in active if job.owner_id is None or (may_claim_orphans and job.owner_id not in alive)]
         free = [job for job in free if self._may_route(job, owner_id, alive)]
         if capacity == 0:
-            free = [job for job in free if job.updated_at < now - timedelta(seconds=patience_seconds)]
+            free = [job for job in free if job.updated_at < now - timedelta(seconds=unclaimed_after_seconds)]
         free.sort(key=lambda job: (-job.priority, job.job_id))
         return [self._claim(job, owner_id, now) for job in free[: capacity or limit]]
 
@@ -828,9 +837,7 @@ class MemoryLedger:
             ended: dict[str, Any] = {"finished_at": now, "lease_until": None}
             if task.status is TaskStatus.QUEUED and task.expires_at:
                 self.db.move_task(key, TaskStatus.CANCELLED, **ended)
-                updates.append(
-                    Overran(*node_columns, None, None, (task.expires_at - task.available_at).total_seconds())
-                )
+                updates.append(Expired(*node_columns, (task.expires_at - task.available_at).total_seconds()))
             elif self._is_lease_expired(task, now):
                 self.db.move_task(key, TaskStatus.LOST, **ended)
                 updates.append(Lost(*node_columns, task.started_at, str(task.worker_id)))
@@ -1134,7 +1141,7 @@ class MemoryLedger:
         self.db.move_node(node.job_id, parent.node_id, parent.status, **counts)
 
     async def review_deferred(
-        self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
+        self, claims: Sequence[Claim], *, alive_seconds: float, unknown_after_seconds: float
     ) -> DeferralReview:
         db, now = self.db, self.db.clock()
         horizon = now - timedelta(seconds=alive_seconds)
@@ -1156,7 +1163,7 @@ class MemoryLedger:
             if any(_is_known_to(row, routers) for row in rows):
                 released.append(db.jobs[job.job_id])
                 continue
-            late = now - timedelta(seconds=patience_seconds)
+            late = now - timedelta(seconds=unknown_after_seconds)
             unroutable[job.job_id] = frozenset(
                 DeferredWork(row["handler"], row["queue"]) for row in rows if row["known_at"] < late
             )

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from dagmaster.errors import Unavailable
 from dagmaster.handlers import calling, checkpoints
 from dagmaster.handlers.artifacts import OneOrMoreArtifacts
-from dagmaster.handlers.context import Check, IsValid
+from dagmaster.handlers.context import ArtifactCheck, IsValid
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.model import TaskMessage
@@ -70,7 +70,9 @@ class InlineContext:
         if self._context.should_stop:
             raise self._context.give_back()
 
-    def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
+    def load_checkpoint(
+        self, is_valid: IsValid | None = None, check: ArtifactCheck | None = None
+    ) -> tuple[str, Any] | None:
         phases = at_once(self._context.load_checkpoints())
         return checkpoints.last_valid(phases, is_valid, check, self._context.logger.warning)
 

@@ -28,7 +28,7 @@ class DeadlockError(RuntimeError):
 Standstill = DeadlockError  # its former name
 
 
-class _Clock(selectors.DefaultSelector):
+class _VirtualSelector(selectors.DefaultSelector):
     """The loop calls `select` when it has nothing to do. Virtual time passes only in this call."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop with virtual time, from 0. Deterministic, as long as nothing outside the loop works for it."""
 
     def __init__(self) -> None:
-        self._clock = _Clock()
+        self._clock = _VirtualSelector()
         super().__init__(self._clock)
         # asyncio adds this to the time to find due timers. After some months, a nanosecond would be lost by rounding.
         self._clock_resolution = 1e-6

@@ -75,7 +75,7 @@ class ServiceBusTransport:
     ) -> None:
         self.counters = TransportCounters()
         self._service_bus = service_bus
-        self._inbox = _Inbox()
+        self._inbox = _DeliveryInbox()
         self._listeners = {
             queue: _Listener(service_bus.receiver(queue), self._inbox, queued_tasks, self.counters) for queue in queues
         }
@@ -119,7 +119,7 @@ class ServiceBusTransport:
 
 
 @dataclass
-class _Inbox:
+class _DeliveryInbox:
     """Deliveries that were not fetched yet. Listeners request messages only while the worker waits for some."""
 
     limit: int = MAX_AT_ONCE
@@ -159,7 +159,7 @@ class _Listener:
     def __init__(
         self,
         receiver: QueueReceiver,
-        inbox: _Inbox,
+        inbox: _DeliveryInbox,
         queued_tasks: QueuedTasks | None,
         counters: TransportCounters,
     ) -> None:

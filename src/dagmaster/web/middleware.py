@@ -71,7 +71,7 @@ class RequestMiddleware:
         headers = Headers(scope=scope)
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
-        exchange = _Exchange(self, scope, send, request_id)
+        exchange = _HttpExchange(self, scope, send, request_id)
         self._metrics.begin()
         try:
             if traces.is_on() and self._is_traced(scope["path"]):
@@ -85,7 +85,7 @@ class RequestMiddleware:
         """Probes and polls of processes are not traced: they would be most of the traces."""
         return path not in _UNTRACED and (self.untraced_below is None or not path.startswith(self.untraced_below))
 
-    async def _traced(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
+    async def _traced(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_HttpExchange") -> None:
         """Handle the request in the trace of the client, if the request names one."""
         parent = traces.valid_traceparent(headers.get(traces.HEADER))
         facts = {"http.request.method": scope["method"], "request_id": exchange.request_id}
@@ -96,7 +96,7 @@ class RequestMiddleware:
             if exchange.status >= 500:
                 span.fail(str(exchange.status))
 
-    async def _handle(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_Exchange") -> None:
+    async def _handle(self, scope: Scope, receive: Receive, headers: Headers, exchange: "_HttpExchange") -> None:
         try:
             refusal = self.refusal(scope, headers) or await self._authenticate(scope, headers)
             if refusal is not None:
@@ -194,7 +194,7 @@ class RequestMiddleware:
         )
 
 
-class _Exchange:
+class _HttpExchange:
     """One request and the status of its response."""
 
     def __init__(self, middleware: RequestMiddleware, scope: Scope, send: Send, request_id: str) -> None:

@@ -175,7 +175,7 @@ class OidcSignIn:
 
     def _unavailable(self, error: Exception) -> Unavailable:
         reason = str(error) or type(error).__name__
-        _log.warning("the OIDC issuer is not available", issuer=self._issuer, error=reason)
+        _log.warning("the OIDC issuer does not respond", issuer=self._issuer, error=reason)
         return Unavailable(
             "the OIDC issuer is not available",
             code="auth.issuer-unavailable",

@@ -32,6 +32,7 @@ from dagmaster.errors import (
     WaitTimedOut,
 )
 from dagmaster.observe.redaction import redact, redact_value
+from dagmaster.quantities import shortened
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 2
@@ -165,8 +166,7 @@ class Problems:
     def clean(self, text: str) -> str:
         """The text with a limited length, without secrets, and without lone surrogates, which JSON cannot contain."""
         clean = redact(text)  # before the text is cut: a part of a secret would not be recognised
-        short = clean if len(clean) <= self.longest_text else f"{clean[: self.longest_text - 1]}…"
-        return short.encode("utf-8", "replace").decode()
+        return shortened(clean, self.longest_text).encode("utf-8", "replace").decode()
 
     def _clean_value(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -21,11 +21,12 @@ from dagmaster import faults
 from dagmaster.errors import DagmasterError, Fenced, InvalidRequest, NotFound, Unavailable
 from dagmaster.handlers import calling, checkpoints
 from dagmaster.handlers.artifacts import OneOrMoreArtifacts
-from dagmaster.handlers.context import Check, GiveBack, IsValid, TaskLogger
+from dagmaster.handlers.context import ArtifactCheck, GiveBack, IsValid, TaskLogger
 from dagmaster.handlers.registry import Registration
 from dagmaster.handlers.resources import Resources
 from dagmaster.jobs.fan import ChildResult
 from dagmaster.jobs.payload import INLINE_BYTES
+from dagmaster.worker import frames
 from dagmaster.worker.frames import BrokenChannel, Channel, Frame
 from dagmaster.worker.outcome import describe
 from dagmaster.worker.process_state import ProcessState
@@ -85,7 +86,7 @@ class Inbox:
         """Send a request of the handler to the worker and wait for the response."""
         number = next(self._numbers)
         response = self._responses[number] = queue.SimpleQueue()
-        self.channel.send({"kind": "request", "id": number, "task": task_id, "verb": verb, **details})
+        self.channel.send({"kind": frames.REQUEST, "id": number, "task": task_id, "verb": verb, **details})
         frame = response.get()
         if error := frame.get("error"):
             raise _REFUSALS.get(frame["type"], Unavailable)(error, code=frame["code"])
@@ -111,7 +112,7 @@ class Inbox:
             case "run":
                 self.cancelled = self.shutting_down = False
                 self._tasks.put(frame)
-            case "response":
+            case frames.RESPONSE:
                 self._responses.pop(frame["id"]).put(frame)
             case "cancel":
                 self.cancelled = True
@@ -169,7 +170,9 @@ class ChildContext:
         if self.cancelled or self.shutting_down:
             raise self.give_back()
 
-    def load_checkpoint(self, is_valid: IsValid | None = None, check: Check | None = None) -> tuple[str, Any] | None:
+    def load_checkpoint(
+        self, is_valid: IsValid | None = None, check: ArtifactCheck | None = None
+    ) -> tuple[str, Any] | None:
         saved = self._inbox.request(self.task_id, "load_checkpoints")
         phases = [checkpoints.phase_of(facts) for facts in saved]
         return checkpoints.last_valid(phases, is_valid, check, self.logger.warning)

@@ -14,6 +14,7 @@ from dagmaster.handlers.checkpoints import phase_of
 from dagmaster.handlers.registry import Registration
 from dagmaster.jobs.model import TaskMessage
 from dagmaster.jobs.states import TaskStatus
+from dagmaster.worker import frames
 from dagmaster.worker.context import NO_DATABASE, TaskContext
 from dagmaster.worker.frames import BrokenChannel, Frame
 from dagmaster.worker.outcome import CHILD_DIED, MEMORY_HINT, RETURNED, Outcome, failed
@@ -128,8 +129,8 @@ class ChildRun:
                     self._context.show_progress(frame["progress"])
                 case "log":
                     self._context.log(frame["level"], frame["event"], frame["facts"])
-                case "request":
-                    self._child.write({"kind": "response", "id": frame["id"], **await self._respond(frame)})
+                case frames.REQUEST:
+                    self._child.write({"kind": frames.RESPONSE, "id": frame["id"], **await self._respond(frame)})
                 case "done" | "failed" | "returned":
                     return self._outcome(frame, size)
                 case unknown:
@@ -138,9 +139,9 @@ class ChildRun:
     def _refuse(self, frame: Frame) -> None:
         """Refuse a frame of an earlier task. A part of that task still runs, so this child gets no further task."""
         self._has_foreign_frames = True
-        if frame["kind"] == "request":
+        if frame["kind"] == frames.REQUEST:
             refusal = {"error": "this task has ended", "code": "worker.task-over", "type": "Fenced"}
-            self._child.write({"kind": "response", "id": frame["id"], **refusal})
+            self._child.write({"kind": frames.RESPONSE, "id": frame["id"], **refusal})
 
     async def _respond(self, frame: Frame) -> Frame:
         try:

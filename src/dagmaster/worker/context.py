@@ -38,7 +38,7 @@ NO_DATABASE = "worker.no-database"
 LIVE_LOG_LINES = 20  # sent while an attempt still runs
 
 OnSignal = Callable[[str], None]
-_Read = Callable[[UUID, str, int, int], Awaitable[list[ChildResult]]]
+_ReadResults = Callable[[UUID, str, int, int], Awaitable[list[ChildResult]]]
 
 
 class TaskContext:
@@ -208,7 +208,7 @@ class TaskContext:
         """Like `read_results`, but with large outputs as fragments of JSON."""
         return await self._read_page(self._ledger.read_encoded_results, skip, page)
 
-    async def _read_page(self, read: _Read, skip: int, page: int) -> list[ChildResult]:
+    async def _read_page(self, read: _ReadResults, skip: int, page: int) -> list[ChildResult]:
         node, offset, limit = _reference(self.task)
         count = page if limit is None else min(page, limit - skip)
         return await read(self.job_id, node, offset + skip, count) if count > 0 else []
@@ -282,7 +282,8 @@ class TaskContext:
             self._signal(kind)
 
 
-# The context of the running handler. Tasks that a handler starts in the loop inherit it, even after its end.
+# The context of the running handler. Tasks that a handler starts in the loop inherit it, and keep it when the handler
+# has ended.
 HANDLING: ContextVar[TaskContext] = ContextVar("handling")
 
 

@@ -1,9 +1,12 @@
 """The protocol between a worker and its child processes: length-prefixed JSON frames over a socket pair. A large output
 follows its frame as raw bytes (`attached` is their number), so that the worker can forward it without parsing it.
 
-worker → child    start, run, response, flush, cancel, shutdown
-child → worker    ready, progress, log, request (save_checkpoint | load_checkpoints | results | database), done, failed,
+worker → child    start, run, answer, flush, cancel, shutdown
+child → worker    ready, progress, log, ask (save_checkpoint | load_checkpoints | results | database), done, failed,
                   returned
+
+While a release is installed over another one, a worker of the old release starts children from the new code. So the
+names of frames and of their fields do not change.
 """
 
 import asyncio
@@ -16,6 +19,7 @@ from typing import Any
 import orjson
 
 MAX_FRAME_BYTES = 110 * 1024 * 1024  # the largest output and its envelope
+REQUEST, RESPONSE = "ask", "answer"  # the kinds of these frames; the names are those of the first release
 _CHUNK_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("!I")
 

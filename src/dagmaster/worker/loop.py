@@ -459,9 +459,9 @@ class Worker:
 
     def _take_finished(self) -> Sequence[Finished]:
         """The oldest reports, as many as one statement should carry."""
-        taken = _batch_of(self._finished)
-        self._finished = self._finished[len(taken) :]
-        return taken
+        batch = _batch_of(self._finished)
+        self._finished = self._finished[len(batch) :]
+        return batch
 
     def _keep(self, finished: Sequence[Finished]) -> None:
         self._finished = [*finished, *self._finished]
@@ -470,9 +470,9 @@ class Worker:
         self.counters.exchanges += 1
         self._in_flight = finished
         lease_seconds = self._settings.task_lease_sec
-        patience_seconds = LAST_REPORTS_SECONDS if self._stop.is_set() else lease_seconds
+        timeout_seconds = LAST_REPORTS_SECONDS if self._stop.is_set() else lease_seconds
         try:
-            async with asyncio.timeout(patience_seconds):  # a half-open connection would hang forever
+            async with asyncio.timeout(timeout_seconds):  # a half-open connection would hang forever
                 reports = [item.report for item in finished]
                 call = self._ledger.exchange if is_claiming else self._ledger.report
                 return await call(self.worker_id, reports, demand, lease_seconds=lease_seconds)

@@ -215,10 +215,6 @@ class Pool:
             for child, task_id in [*busy, *((child, None) for child in idle)]
         ]
 
-    @property
-    def idle_pids(self) -> list[int]:
-        return [child.pid for child in self._idle]
-
     async def start(self, _on_more_slots: Callable[[], None] | None = None, /) -> None:
         """Children are started when tasks need them. The number of slots does not change."""
 

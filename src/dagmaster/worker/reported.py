@@ -1,9 +1,8 @@
 """What a handler reports in addition to its output (error texts, progress, log lines), made safe to send and to store.
 
 A handler may report anything: lone surrogates, NUL characters, NaN, objects whose `__str__` fails, texts of five
-megabytes.
-Neither jsonb nor a frame between processes can contain those. Everything passes through this module, for async and for
-plain handlers, so that the report itself never fails and never hides the error that it reports.
+megabytes. Most of these cannot be stored as jsonb, or would be too large. Everything passes through this module, for
+async and for plain handlers, so that the report itself never fails and never hides the error that it reports.
 """
 
 import math

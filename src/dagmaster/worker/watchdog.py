@@ -3,7 +3,7 @@
 A timer of the loop counts ticks. A thread takes samples, and counts consecutive samples without a tick in which the
 loop is still in the same callback. It counts samples, not time: a process that was stopped as a whole (SIGSTOP, a
 suspended machine) does not count as hung, because the thread slept as well. Samples that were missed while the loop
-used the CPU count too. There are three reactions, at fractions of the patience, which is the length of a lease:
+used the CPU count too. There are three reactions, at fractions of the length of a lease:
 
     0.5              A signal raises Blocked in the callback that hangs: the task fails and the worker continues. This
                      ends any wait in Python or in a system call made by Python: sleep, recv, a lock, a regex.
@@ -38,8 +38,8 @@ from dagmaster.worker.context import HANDLING, TaskContext
 EXIT_CODE = 70
 _SAMPLES = 20
 _STDERR = 2
-_INTERRUPT, _RESCUE = 0.5, 0.6  # fractions of the patience; a lease may be a quarter old when the hang begins
-_CHECK = 0.25  # CPU time, as a fraction of the patience, after which a callback that prevents sampling is checked
+_INTERRUPT, _RESCUE = 0.5, 0.6  # fractions of a lease, which may be a quarter old when the hang begins
+_CHECK = 0.25  # CPU time, as a fraction of a lease, after which a callback that prevents sampling is checked
 _SHARE = 4  # a hung loop that gets at least this fraction (1/4) of a CPU is still counted in full
 _RUN_CALLBACK = asyncio.Handle._run.__code__
 
@@ -72,10 +72,10 @@ class Watchdog:
     reports that task as failed and returns the others.
     """
 
-    def __init__(self, patience_seconds: float, rescue: Rescue | None = None) -> None:
-        self._patience = patience_seconds
+    def __init__(self, lease_seconds: float, rescue: Rescue | None = None) -> None:
+        self._lease_seconds = lease_seconds
         self._rescue = rescue
-        self._period = min(patience_seconds / _SAMPLES, 1.0)
+        self._period = min(lease_seconds / _SAMPLES, 1.0)
         self._ticks = 0
         self._over = threading.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -102,8 +102,8 @@ class Watchdog:
 
     def _tick(self) -> None:
         self._ticks += 1
-        # The CPU time of all threads counts, so the second timer has twice the patience.
-        self._set_timers(_CHECK * self._patience, 2 * self._patience)
+        # The CPU time of all threads counts, so the second timer has twice the time.
+        self._set_timers(_CHECK * self._lease_seconds, 2 * self._lease_seconds)
         self._timer = asyncio.get_running_loop().call_later(self._period / 2, self._tick)
 
     def _set_timers(self, interrupt_seconds: float, end_seconds: float) -> None:
@@ -133,18 +133,18 @@ class Watchdog:
         self._stuck = None
         blocking_task = _handler_context(callback)
         if callback is not None and blocking_task is not None and not self._over.is_set():
-            if seconds > _INTERRUPT * self._patience:
+            if seconds > _INTERRUPT * self._lease_seconds:
                 self._stuck = (callback, seconds)
                 signal.pthread_kill(self._thread_id, signal.SIGVTALRM)
-            if seconds > _RESCUE * self._patience and self._rescue:
+            if seconds > _RESCUE * self._lease_seconds and self._rescue:
                 self._give_back(self._rescue(blocking_task, _blocked(blocking_task, seconds)))
                 self._end(seconds)
-        if seconds > self._patience:
+        if seconds > self._lease_seconds:
             self._end(seconds)
 
     def _give_back(self, rescue: Coroutine[Any, Any, None]) -> None:
         try:
-            asyncio.run(asyncio.wait_for(rescue, (1 - _RESCUE) * self._patience))
+            asyncio.run(asyncio.wait_for(rescue, (1 - _RESCUE) * self._lease_seconds))
         except Exception as error:  # the process must end in any case, and the leases will expire
             _log.error("tasks could not be returned; their leases will expire", exc_info=error)
 
@@ -168,7 +168,7 @@ class Watchdog:
         if self._stuck is not None and self._stuck[0] is callback:
             raise Blocked(_blocked(blocking_task, self._stuck[1]))
         seconds = time.monotonic() - self._sampled_at
-        if seconds > _INTERRUPT * self._patience:
+        if seconds > _INTERRUPT * self._lease_seconds:
             # The thread could not run, because this callback held the interpreter's lock.
             raise Blocked(_blocked(blocking_task, seconds))
 

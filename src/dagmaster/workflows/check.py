@@ -14,7 +14,7 @@ import orjson
 
 from dagmaster.errors import WorkflowProblem
 from dagmaster.workflows import graph
-from dagmaster.workflows.document import Bounds, Document, Path, strings
+from dagmaster.workflows.document import Document, DocumentLimits, DocumentPath, strings
 from dagmaster.workflows.expressions import (
     Compiled,
     TemplateInvalid,
@@ -59,8 +59,8 @@ class WorkflowLimits:
     max_yaml_nodes: int = 20_000
 
     @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.max_bytes, self.max_depth, self.max_yaml_nodes)
+    def document_limits(self) -> DocumentLimits:
+        return DocumentLimits(self.max_bytes, self.max_depth, self.max_yaml_nodes)
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Case:
                 yield node_id, node
 
 
-Rule = Callable[[Case], Iterable[WorkflowProblem]]
+WorkflowRule = Callable[[Case], Iterable[WorkflowProblem]]
 
 
 def check(
@@ -125,9 +125,9 @@ def check(
 # --- names and edges -------------------------------------------------------------------------------------------------
 
 
-def _references(node: AnyNode) -> Iterator[tuple[Path, str]]:
+def _references(node: AnyNode) -> Iterator[tuple[DocumentPath, str]]:
     """Every name of another node, with the path of its field."""
-    fields: dict[Path, tuple[str, ...]] = {("next",): node.next}
+    fields: dict[DocumentPath, tuple[str, ...]] = {("next",): node.next}
     if node.depends_on:
         fields |= {("depends_on", "all_of"): node.depends_on.all_of, ("depends_on", "any_of"): node.depends_on.any_of}
     if isinstance(node, ConditionalNode):
@@ -402,7 +402,7 @@ def _fan_in_fields(case: Case) -> Iterator[WorkflowProblem]:
 # --- work ------------------------------------------------------------------------------------------------------------
 
 
-def _works(case: Case) -> Iterator[tuple[Path, Work]]:
+def _works(case: Case) -> Iterator[tuple[DocumentPath, Work]]:
     for node_id, node in case.workflow.nodes.items():
         if work := work_of(node):
             yield ("nodes", node_id, "task") if isinstance(node, FanOutNode) else ("nodes", node_id), work
@@ -456,7 +456,7 @@ def _inputs(case: Case) -> Iterator[WorkflowProblem]:
 
 # --- templates -------------------------------------------------------------------------------------------------------
 
-_Template = tuple[Path, str, Callable[[str], Compiled], frozenset[str]]
+_Template = tuple[DocumentPath, str, Callable[[str], Compiled], frozenset[str]]
 
 
 def _templates(case: Case) -> Iterator[WorkflowProblem]:
@@ -474,7 +474,7 @@ def _templates(case: Case) -> Iterator[WorkflowProblem]:
 def _all_templates(workflow: Workflow) -> Iterator[_Template]:
     """Every text that is rendered, with how it is compiled and the names it may use."""
     for node_id, node in workflow.nodes.items():
-        path: Path = ("nodes", node_id)
+        path: DocumentPath = ("nodes", node_id)
         match node:
             case TaskNode() | FanInNode():
                 yield from _rendered(node.params, (*path, "params"), _COMMON)
@@ -485,13 +485,13 @@ def _all_templates(workflow: Workflow) -> Iterator[_Template]:
     yield from _rendered(workflow.outputs or {}, ("outputs",), _COMMON)
 
 
-def _rendered(value: Any, path: Path, names: frozenset[str]) -> Iterator[_Template]:
+def _rendered(value: Any, path: DocumentPath, names: frozenset[str]) -> Iterator[_Template]:
     for where, text in strings(value, path):
         if has_template(text):
             yield where, text, compile_value, names
 
 
-def _fan_out_templates(node: FanOutNode, path: Path) -> Iterator[_Template]:
+def _fan_out_templates(node: FanOutNode, path: DocumentPath) -> Iterator[_Template]:
     child = _COMMON | {"index"} | _names_of_items(node)
     yield from _rendered(node.task.params, (*path, "task", "params"), child)
     yield from _rendered(node.label or "", (*path, "label"), child)
@@ -508,7 +508,7 @@ def _names_of_items(node: FanOutNode) -> frozenset[str]:
     return frozenset({"items" if node.batch_size else "item"})
 
 
-def _conditional_templates(node: ConditionalNode, path: Path) -> Iterator[_Template]:
+def _conditional_templates(node: ConditionalNode, path: DocumentPath) -> Iterator[_Template]:
     if node.condition is not None:
         yield (*path, "condition"), node.condition, compile_condition, _COMMON
     if node.condition_field is not None:
@@ -518,7 +518,9 @@ def _conditional_templates(node: ConditionalNode, path: Path) -> Iterator[_Templ
             yield (*path, "branches", n, "condition"), branch.condition, compile_branch, _COMMON | {"value"}
 
 
-def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[str]) -> Iterator[WorkflowProblem]:
+def _foreign_names(
+    case: Case, path: DocumentPath, compiled: Compiled, names: frozenset[str]
+) -> Iterator[WorkflowProblem]:
     for name in sorted(compiled.names - names):
         if name == "value":
             problem = "exists only in the conditions of branches"
@@ -534,13 +536,13 @@ def _foreign_names(case: Case, path: Path, compiled: Compiled, names: frozenset[
         yield case.problem(f"`{name}` {problem}", *path)
 
 
-def _foreign_inputs(case: Case, path: Path, compiled: Compiled) -> Iterator[WorkflowProblem]:
+def _foreign_inputs(case: Case, path: DocumentPath, compiled: Compiled) -> Iterator[WorkflowProblem]:
     for name in sorted(compiled.inputs - case.workflow.inputs.keys()):
         hint = did_you_mean(name, case.workflow.inputs) or "; declare it under `inputs`"
         yield case.problem(f"`inputs.{name}` is not an input of this workflow{hint}", *path)
 
 
-def _foreign_nodes(case: Case, path: Path, compiled: Compiled) -> Iterator[WorkflowProblem]:
+def _foreign_nodes(case: Case, path: DocumentPath, compiled: Compiled) -> Iterator[WorkflowProblem]:
     reader = path[1] if path[0] == "nodes" else None
     for name in sorted(compiled.nodes):
         if name not in case.workflow.nodes:
@@ -554,8 +556,8 @@ def _foreign_nodes(case: Case, path: Path, compiled: Compiled) -> Iterator[Workf
             )
 
 
-NODE_RULES: tuple[Rule, ...] = (
+NODE_RULES: tuple[WorkflowRule, ...] = (
     *(_unknown_names, _ids, _starts, _ends, _empty_dependencies, _cycles, _conditionals, _fan_outs, _fan_in_fields),
     *(_handlers, _queues, _retries, _sizes, _inputs, _templates),
 )
-GRAPH_RULES: tuple[Rule, ...] = (_unreachable, _dead_ends, _branch_targets, _results_of, _fan_ins)
+GRAPH_RULES: tuple[WorkflowRule, ...] = (_unreachable, _dead_ends, _branch_targets, _results_of, _fan_ins)

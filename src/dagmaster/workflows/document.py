@@ -15,7 +15,7 @@ import yaml
 
 from dagmaster.errors import WorkflowProblem
 
-Path = tuple[str | int, ...]
+DocumentPath = tuple[str | int, ...]
 Place = tuple[int, int]
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -32,7 +32,7 @@ _FORBIDDEN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class DocumentLimits:
     max_bytes: int
     max_depth: int
     max_nodes: int
@@ -43,11 +43,11 @@ class Document:
     """`places` has the line and column of every value, `keys` those of every key, `texts` the scalars as written."""
 
     value: Any = None
-    places: dict[Path, Place] = field(default_factory=dict)
-    keys: dict[Path, Place] = field(default_factory=dict)
-    texts: dict[Path, str] = field(default_factory=dict)
+    places: dict[DocumentPath, Place] = field(default_factory=dict)
+    keys: dict[DocumentPath, Place] = field(default_factory=dict)
+    texts: dict[DocumentPath, str] = field(default_factory=dict)
 
-    def place(self, path: Path, *, key: bool = False) -> Place:
+    def place(self, path: DocumentPath, *, key: bool = False) -> Place:
         """The place of a value (or of its key); for a missing value, the place where it belongs."""
         if key and path in self.keys:
             return self.keys[path]
@@ -64,10 +64,10 @@ class Unreadable(Exception):
         self.problems = list(problems)
 
 
-def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[WorkflowProblem]]:
+def parse(text: str | bytes, limits: DocumentLimits) -> tuple[Document, list[WorkflowProblem]]:
     """The document, and the problems that did not prevent reading it."""
-    source = _decoded(text, bounds)
-    builder = _Builder(bounds)
+    source = _decoded(text, limits)
+    builder = _Builder(limits)
     try:
         for event in yaml.parse(source, Loader=_LOADER):
             builder.take(event)
@@ -78,10 +78,10 @@ def parse(text: str | bytes, bounds: Bounds) -> tuple[Document, list[WorkflowPro
     return builder.finish()
 
 
-def _decoded(text: str | bytes, bounds: Bounds) -> str:
+def _decoded(text: str | bytes, limits: DocumentLimits) -> str:
     raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
-    if len(raw) > bounds.max_bytes:
-        raise Unreadable(WorkflowProblem(f"the file has {len(raw):,} bytes; at most {bounds.max_bytes:,} are allowed"))
+    if len(raw) > limits.max_bytes:
+        raise Unreadable(WorkflowProblem(f"the file has {len(raw):,} bytes; at most {limits.max_bytes:,} are allowed"))
     try:
         source = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -114,7 +114,7 @@ class _Open:
     """A mapping or sequence under construction. In a mapping, `key` is set while its value is awaited."""
 
     container: dict[str, Any] | list[Any]
-    path: Path
+    path: DocumentPath
     key: str | None = None
     skipping: bool = False
 
@@ -122,8 +122,8 @@ class _Open:
 class _Builder:
     """Takes the parser's events one by one, so that limits are checked before values are built."""
 
-    def __init__(self, bounds: Bounds) -> None:
-        self.bounds = bounds
+    def __init__(self, limits: DocumentLimits) -> None:
+        self.limits = limits
         self.document = Document(value=[])
         self.problems: list[WorkflowProblem] = []
         self.stack: list[_Open] = []
@@ -178,8 +178,8 @@ class _Builder:
     def _open(self, event: Any, container: dict[str, Any] | list[Any]) -> None:
         if self._awaits_key():
             raise Unreadable(*self.problems, _problem_at(event, "a key must be a plain text, not a list or a mapping"))
-        if len(self.stack) >= self.bounds.max_depth:
-            raise Unreadable(*self.problems, _problem_at(event, f"nested deeper than {self.bounds.max_depth} levels"))
+        if len(self.stack) >= self.limits.max_depth:
+            raise Unreadable(*self.problems, _problem_at(event, f"nested deeper than {self.limits.max_depth} levels"))
         self.stack.append(_Open(container, self._place_value(event, container)))
 
     def _scalar(self, event: Any) -> None:
@@ -210,18 +210,18 @@ class _Builder:
         if not top.skipping:
             self.document.keys[(*top.path, key)] = _place(event)
 
-    def _place_value(self, event: Any, value: Any) -> Path:
+    def _place_value(self, event: Any, value: Any) -> DocumentPath:
         self._count(event)
         if not self.stack:
             self.document.value.append(value)
-            path: Path = ()
+            path: DocumentPath = ()
         else:
             path = self._add_value(self.stack[-1], value)
         self.document.places.setdefault(path, _place(event))
         return path
 
     @staticmethod
-    def _add_value(top: _Open, value: Any) -> Path:
+    def _add_value(top: _Open, value: Any) -> DocumentPath:
         if isinstance(top.container, list):
             top.container.append(value)
             return (*top.path, len(top.container) - 1)
@@ -255,8 +255,8 @@ class _Builder:
 
     def _count(self, event: Any) -> None:
         self.count += 1
-        if self.count > self.bounds.max_nodes:
-            raise Unreadable(_problem_at(event, f"the file has more than {self.bounds.max_nodes:,} values"))
+        if self.count > self.limits.max_nodes:
+            raise Unreadable(_problem_at(event, f"the file has more than {self.limits.max_nodes:,} values"))
 
     def _problem(self, event: Any, message: str) -> None:
         self.problems.append(_problem_at(event, message))
@@ -270,7 +270,7 @@ def _problem_at(event: Any, message: str) -> WorkflowProblem:
     return WorkflowProblem(message, *_place(event), code="workflow.yaml")
 
 
-def strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def strings(value: Any, path: DocumentPath) -> Iterator[tuple[DocumentPath, str]]:
     """Every text in a value, with its path."""
     if isinstance(value, str):
         yield path, value

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from dagmaster.quantities import shortened
 from dagmaster.workflows.graph import Graph, targets
 from dagmaster.workflows.model import (
     AnyNode,
@@ -44,7 +45,7 @@ def _quoted(*lines: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    short = text if len(text) <= _LABEL_LENGTH else text[: _LABEL_LENGTH - 1] + "…"
+    short = shortened(text, _LABEL_LENGTH)
     return "".join(c if c.isalnum() or c in " _-.:=…" else f"#{ord(c)};" for c in " ".join(short.split()))
 
 

@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
 from dagmaster.errors import InvalidRequest, place_of
+from dagmaster.quantities import shortened
 from dagmaster.workflows.meter import Meter, OutOfTime, charge, metered
 from dagmaster.workflows.nearest import did_you_mean
 from dagmaster.workflows.sandbox import (
@@ -104,32 +105,32 @@ def _plain(mapping: Mapping[str, Any] | None) -> dict[str, Any]:
     return mapping if isinstance(mapping, dict) else dict(mapping or {})
 
 
-_Names = dict[str, Any]
-_Evaluate = Callable[[_Names], Any]
+_Variables = dict[str, Any]
+_Evaluate = Callable[[_Variables], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class VariablePath:
     """A chain of constant keys below one of the names. For a node's output the keys start with the node's id."""
 
     root: str
     keys: tuple[str | int, ...]
     text: str
 
-    def find(self, names: _Names) -> Any:
+    def find(self, names: _Variables) -> Any:
         value = names.get(self.root, MISSING)
         for key in self.keys:
             # Inlined for the common case: a fan-out renders this for each of its children.
             value = value.get(key, MISSING) if type(value) is dict and type(key) is str else lookup(value, key)
         return value
 
-    def evaluate(self, names: _Names) -> Any:
+    def evaluate(self, names: _Variables) -> Any:
         value = self.find(names)
         if value is MISSING:
             raise TemplateFailed(f"`{self.text}` is undefined", expression=self.text)
         return value
 
-    def value_or_undefined(self, names: _Names) -> Any:
+    def value_or_undefined(self, names: _Variables) -> Any:
         value = self.find(names)
         return StrictUndefined(hint=f"`{self.text}` is undefined") if value is MISSING else value
 
@@ -139,7 +140,7 @@ class Compiled:
     """A value with its templates ready to render. Constant parts are shared between results: do not change them."""
 
     text: str
-    paths: tuple[Path, ...]
+    paths: tuple[VariablePath, ...]
     _evaluate: _Evaluate = field(repr=False, compare=False)
 
     is_cheap: bool = False  # it only looks values up
@@ -222,7 +223,7 @@ class _TemplatePart:
     """How to evaluate a piece, and the paths it follows. A `constant` one is always the same object."""
 
     evaluate: _Evaluate
-    paths: tuple[Path, ...] = ()
+    paths: tuple[VariablePath, ...] = ()
     constant: bool = False
     is_cheap: bool = False
 
@@ -245,7 +246,7 @@ def _container(original: Any, parts: Mapping[Any, _TemplatePart]) -> _TemplatePa
     if not rendered:
         return _TemplatePart(lambda _: original, constant=True, is_cheap=True)
 
-    def evaluate(names: _Names) -> Any:
+    def evaluate(names: _Variables) -> Any:
         result = original.copy()
         for key, part in rendered:
             result[key] = part(names)
@@ -269,7 +270,7 @@ def _text(pieces: list[str | _TemplatePart], text: str) -> _TemplatePart:
     parts = [piece for piece in pieces if isinstance(piece, _TemplatePart)]
     evaluators: list[str | _Evaluate] = [piece if isinstance(piece, str) else piece.evaluate for piece in pieces]
 
-    def evaluate(names: _Names) -> str:
+    def evaluate(names: _Variables) -> str:
         with _rendering(text):
             return bounded_text(
                 "".join([piece if isinstance(piece, str) else text_of(piece(names)) for piece in evaluators])
@@ -279,12 +280,12 @@ def _text(pieces: list[str | _TemplatePart], text: str) -> _TemplatePart:
     return _TemplatePart(evaluate, _paths(parts), is_cheap=all(part.is_cheap for part in parts))
 
 
-def _paths(parts: Iterable[_TemplatePart]) -> tuple[Path, ...]:
+def _paths(parts: Iterable[_TemplatePart]) -> tuple[VariablePath, ...]:
     return tuple(dict.fromkeys(path for part in parts for path in part.paths))
 
 
 def _as_boolean(evaluate: _Evaluate, text: str) -> _Evaluate:
-    def truth(names: _Names) -> bool:
+    def truth(names: _Variables) -> bool:
         value = evaluate(names)
         if isinstance(value, str):
             # 'false' is a non-empty text and would silently count as true.
@@ -369,7 +370,7 @@ def _expression(tree: nodes.Expr, text: str) -> _TemplatePart:
     template = _ENVIRONMENT.from_string(body)
     variables = tuple((name, path.value_or_undefined) for path, name in rewriter.variables.items())
 
-    def evaluate(names: _Names) -> Any:
+    def evaluate(names: _Variables) -> Any:
         with _rendering(text):
             charge(_UNITS_OF_TEMPLATE)
             context = template.new_context({name: find(names) for name, find in variables})
@@ -381,7 +382,7 @@ def _expression(tree: nodes.Expr, text: str) -> _TemplatePart:
     return _TemplatePart(evaluate, tuple(rewriter.variables))
 
 
-def _path_of(node: nodes.Node) -> Path | None:
+def _path_of(node: nodes.Node) -> VariablePath | None:
     keys: list[str | int] = []
     while not isinstance(node, nodes.Name):
         match node:
@@ -397,25 +398,25 @@ def _path_of(node: nodes.Node) -> Path | None:
     return _rooted(node.name, tuple(reversed(keys)))
 
 
-def _rooted(root: str, keys: tuple[str | int, ...]) -> Path:
+def _rooted(root: str, keys: tuple[str | int, ...]) -> VariablePath:
     text = root + "".join(f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]" for key in keys)
     if root not in ROOTS:
         hint = "use `none`" if root == "null" else f"known names are {', '.join(ROOTS[:-1])}; texts need quotes"
         raise TemplateInvalid(f"`{root}` is not known{did_you_mean(root, ROOTS)}", hint=hint)
     if root != "nodes":
-        return Path(root, keys, text)
+        return VariablePath(root, keys, text)
     if len(keys) < 2 or keys[1] != "output" or not isinstance(keys[0], str):
         raise TemplateInvalid(
             f"`{text}` is not a node's output", hint="write nodes.<id>.output, or nodes['<id>'].output"
         )
-    return Path(root, (keys[0], *keys[2:]), text)
+    return VariablePath(root, (keys[0], *keys[2:]), text)
 
 
 class _Rewriter(NodeTransformer):
     """Checks that a tree contains only allowed nodes, and replaces each path by a name."""
 
     def __init__(self) -> None:
-        self.variables: dict[Path, str] = {}
+        self.variables: dict[VariablePath, str] = {}
         self.parts = self.depth = self.filters = 0
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> Any:
@@ -427,7 +428,7 @@ class _Rewriter(NodeTransformer):
         self.depth -= 1
         return result
 
-    def _variable(self, path: Path) -> nodes.Name:
+    def _variable(self, path: VariablePath) -> nodes.Name:
         return nodes.Name(self.variables.setdefault(path, f"s{len(self.variables)}"), "load")
 
     def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
@@ -520,7 +521,7 @@ def _check_arguments(node: nodes.Filter | nodes.Test, function: Callable[..., An
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= 120 else text[:119] + "…"
+    return shortened(text, 120)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import shortened
 from dagmaster.workflows.model import Input, InputType, Workflow
 from dagmaster.workflows.nearest import did_you_mean
 
@@ -134,4 +135,4 @@ _NOUNS = {
 def _shown(value: Any) -> str:
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "an array"
-    return repr(value) if len(repr(value)) <= 60 else repr(value)[:59] + "…"
+    return shortened(repr(value), 60)

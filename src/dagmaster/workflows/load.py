@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from dagmaster.errors import InvalidRequest, InvalidWorkflow, WorkflowProblem
 from dagmaster.workflows import document as yaml_document
 from dagmaster.workflows.check import MAX_PROBLEMS, UNREAD, WorkflowLimits, check
-from dagmaster.workflows.document import Document, Path, Unreadable
+from dagmaster.workflows.document import Document, DocumentPath, Unreadable
 from dagmaster.workflows.model import (
     Alias,
     Branch,
@@ -76,14 +76,14 @@ class Loaded:
     targets: dict[str, Workflow] = field(default_factory=dict)
 
 
-def shipped() -> list[FilePath]:
+def shipped() -> list[Path]:
     """The files of the workflows that come with dagmaster."""
     library = resources.files("dagmaster.workflows") / "library"
-    return sorted(FilePath(str(entry)) for entry in library.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(Path(str(entry)) for entry in library.iterdir() if entry.name.endswith(".yaml"))
 
 
 def read_folder(
-    folder: FilePath,
+    folder: Path,
     *,
     limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
@@ -99,7 +99,7 @@ def read_folder(
 
 
 def read_all(
-    paths: Iterable[FilePath],
+    paths: Iterable[Path],
     *,
     limits: WorkflowLimits | None = None,
     handlers: Mapping[str, Any] | None = None,
@@ -148,7 +148,7 @@ def _alias_in(text: bytes, limits: WorkflowLimits) -> Alias | None:
     if b"alias_of" not in text:
         return None
     try:
-        document, problems = yaml_document.parse(text, limits.bounds)
+        document, problems = yaml_document.parse(text, limits.document_limits)
         return None if problems else Alias.model_validate(document.value, strict=True)
     except (Unreadable, ValidationError):
         return None
@@ -172,7 +172,7 @@ def _add(loaded: Loaded, workflow: Workflow, file: str) -> None:
     loaded.files[name] = file
 
 
-def _bytes_of(path: FilePath, limits: WorkflowLimits) -> bytes:
+def _bytes_of(path: Path, limits: WorkflowLimits) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(limits.max_bytes + 1)
@@ -191,7 +191,7 @@ def read(
     """The workflow in a text, or InvalidWorkflow with every problem. Handlers and queues are not checked if None."""
     limits = limits or WorkflowLimits()
     try:
-        document, problems = yaml_document.parse(text, limits.bounds)
+        document, problems = yaml_document.parse(text, limits.document_limits)
     except Unreadable as error:
         raise InvalidWorkflow(file, error.problems) from None
     workflow, shape = _shaped(document)
@@ -249,11 +249,11 @@ def _shaped(document: Document) -> tuple[Workflow | None, _Shape]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fault:
+class _FieldFault:
     """One of Pydantic's errors, in terms of the document. `kind` and `expected` are Pydantic's words."""
 
     kind: str
-    path: Path
+    path: DocumentPath
     of_key: bool
     message: str
     expected: str
@@ -268,8 +268,8 @@ class _Fault:
         return str(self.path[1]) if len(self.path) > 1 and self.path[0] == "nodes" else None
 
 
-def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
-    seen: set[Path] = set()
+def _faults(error: ValidationError, value: Any) -> Iterator[_FieldFault]:
+    seen: set[DocumentPath] = set()
     for entry in error.errors(include_url=False):
         loc = entry["loc"]
         path = _path(loc, value, missing=entry["type"] == "missing")
@@ -277,17 +277,17 @@ def _faults(error: ValidationError, value: Any) -> Iterator[_Fault]:
         if path not in seen:
             seen.add(path)
             expected = str(entry.get("ctx", {}).get("expected", entry.get("ctx", {}).get("expected_tags", "")))
-            yield _Fault(entry["type"], path, loc[-1:] == ("[key]",), entry["msg"], expected, entry["input"])
+            yield _FieldFault(entry["type"], path, loc[-1:] == ("[key]",), entry["msg"], expected, entry["input"])
 
 
-def _without_misspelt(faults: list[_Fault], value: dict[str, Any]) -> Iterator[_Fault]:
+def _without_misspelt(faults: list[_FieldFault], value: dict[str, Any]) -> Iterator[_FieldFault]:
     """Leave out missing fields whose names are only misspelt: that is one problem, not two."""
     unknown = (fault for fault in faults if fault.kind == "extra_forbidden")
     meant = {(fault.path[:-1], nearest(fault.name, _fields_of(fault.path, value))) for fault in unknown}
     return (fault for fault in faults if fault.kind != "missing" or (fault.path[:-1], fault.name) not in meant)
 
 
-def _path(loc: tuple[str | int, ...], value: Any, *, missing: bool) -> Path:
+def _path(loc: tuple[str | int, ...], value: Any, *, missing: bool) -> DocumentPath:
     """The path in the document: Pydantic's location without the names of union members."""
     steps = [step for step in loc if step != "[key]"]
     if len(steps) > 2 and steps[0] == "nodes" and steps[2] in _KINDS:
@@ -305,7 +305,7 @@ def _path(loc: tuple[str | int, ...], value: Any, *, missing: bool) -> Path:
     return tuple(path)
 
 
-def _report(shape: _Shape, document: Document, fault: _Fault, value: dict[str, Any]) -> None:
+def _report(shape: _Shape, document: Document, fault: _FieldFault, value: dict[str, Any]) -> None:
     field_names = _fields_of(fault.path, value)
     place = document.place(fault.path, key=fault.of_key or fault.kind == "extra_forbidden" or _is_node(fault))
     if fault.kind == "missing":
@@ -317,11 +317,11 @@ def _report(shape: _Shape, document: Document, fault: _Fault, value: dict[str, A
         shape.edges_known = False
 
 
-def _is_node(fault: _Fault) -> bool:
+def _is_node(fault: _FieldFault) -> bool:
     return len(fault.path) == 2 and fault.path[0] == "nodes"
 
 
-def _touches_edges(fault: _Fault, field_names: Collection[str]) -> bool:
+def _touches_edges(fault: _FieldFault, field_names: Collection[str]) -> bool:
     if fault.path[:1] != ("nodes",):
         return False
     if fault.kind == "extra_forbidden":
@@ -329,7 +329,7 @@ def _touches_edges(fault: _Fault, field_names: Collection[str]) -> bool:
     return len(fault.path) <= 2 or any(step in _EDGE_FIELDS for step in fault.path[2:])
 
 
-def _message(fault: _Fault, field_names: Collection[str]) -> str:
+def _message(fault: _FieldFault, field_names: Collection[str]) -> str:
     match fault.kind:
         case "extra_forbidden":
             return (
@@ -350,7 +350,7 @@ def _message(fault: _Fault, field_names: Collection[str]) -> str:
     return _wrong_value(fault)
 
 
-def _wrong_value(fault: _Fault) -> str:
+def _wrong_value(fault: _FieldFault) -> str:
     field = next((str(step) for step in reversed(fault.path) if isinstance(step, str)), "the file")
     shown = orjson.dumps(fault.value).decode()[:60]
     if field in _EXPECTED_VALUES:
@@ -363,7 +363,7 @@ def _wrong_value(fault: _Fault) -> str:
     return f"`{field}` must be {message}, not {shown}{hint}"
 
 
-def _fields_of(path: Path, value: dict[str, Any]) -> list[str]:
+def _fields_of(path: DocumentPath, value: dict[str, Any]) -> list[str]:
     """The fields that the part of the document around this path may have."""
     model: type[BaseModel] = Workflow
     match path:
@@ -386,7 +386,7 @@ _REPLACEMENTS: dict[str, Any] = {
 }
 
 
-def _take_out(value: dict[str, Any], fault: _Fault) -> None:
+def _take_out(value: dict[str, Any], fault: _FieldFault) -> None:
     """Remove a wrong value, or replace it if it is required, so that the other values can be checked."""
     match fault.path:
         case ("inputs", str() as name, *_):
@@ -402,7 +402,7 @@ def _bare_node(node: Any) -> dict[str, Any]:
     return {"handler": UNREAD, **edges}
 
 
-def _take_field_out(value: dict[str, Any], fault: _Fault) -> None:
+def _take_field_out(value: dict[str, Any], fault: _FieldFault) -> None:
     """Remove the whole field if an item of its list is wrong: the other items alone would mean something else."""
     path = fault.path
     while path and isinstance(path[-1], int):
@@ -416,7 +416,7 @@ def _take_field_out(value: dict[str, Any], fault: _Fault) -> None:
         holder.pop(str(path[-1]), None)
 
 
-def _at(value: Any, path: Path) -> Any:
+def _at(value: Any, path: DocumentPath) -> Any:
     """The value at this path, or None if an earlier step has removed it."""
     for step in path:
         value = value.get(step) if isinstance(value, dict) else value[int(step)] if isinstance(value, list) else None

@@ -40,7 +40,7 @@ def _as_share(value: Any) -> Any:
     return value
 
 
-Names = Annotated[tuple[NodeId, ...], BeforeValidator(_as_tuple)]
+NodeIds = Annotated[tuple[NodeId, ...], BeforeValidator(_as_tuple)]
 
 # Ten years: a longer time could overflow a date.
 Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
@@ -99,8 +99,8 @@ class Retry(_Part):
 
 
 class DependsOn(_Part):
-    all_of: Names = ()
-    any_of: Names = ()
+    all_of: NodeIds = ()
+    any_of: NodeIds = ()
 
 
 class Work(_Part):
@@ -115,23 +115,23 @@ class Work(_Part):
     retry: Retry = Retry()
 
 
-class _Node(_Part):
-    next: Names = ()
+class _NodeFields(_Part):
+    next: NodeIds = ()
     depends_on: DependsOn | None = None
     stage: str | None = None
     importance: Importance = Importance.CRITICAL
     description: str = ""
 
 
-class StartNode(_Node):
+class StartNode(_NodeFields):
     type: Literal["start"]
 
 
-class EndNode(_Node):
+class EndNode(_NodeFields):
     type: Literal["end"]
 
 
-class TaskNode(_Node, Work):
+class TaskNode(_NodeFields, Work):
     type: Literal["task"] = "task"
 
 
@@ -140,14 +140,14 @@ class Branch(_Part):
 
     condition: str | None = None
     default: bool = False
-    next: Names
+    next: NodeIds
 
 
-class ConditionalNode(_Node):
+class ConditionalNode(_NodeFields):
     type: Literal["conditional"]
     condition: str | None = None
-    on_true: Names = ()
-    on_false: Names = ()
+    on_true: NodeIds = ()
+    on_false: NodeIds = ()
     condition_field: str | None = None
     branches: tuple[Branch, ...] = ()
 
@@ -156,7 +156,7 @@ Tolerance = Annotated[NonNegativeInt | Annotated[float, Field(ge=0, le=1)], Befo
 """Failed children allowed: an integer is a number of them, a float a share of all."""
 
 
-class FanOutNode(_Node):
+class FanOutNode(_NodeFields):
     type: Literal["fan_out"]
     source: str | tuple[Any, ...] | None = None
     results_of: NodeId | None = None
@@ -167,7 +167,7 @@ class FanOutNode(_Node):
     label: str | None = None
 
 
-class FanInNode(_Node):
+class FanInNode(_NodeFields):
     type: Literal["fan_in"]
     fan_out: NodeId | None = Field(None, description="The fan_out to gather; default is the nearest one upstream")
     aggregation: Aggregation = Aggregation.COLLECT

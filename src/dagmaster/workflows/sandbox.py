@@ -26,7 +26,7 @@ MAX_ITEMS = 100_000
 MISSING: Any = object()
 
 # The integers that a database and JSON readers of other languages support.
-_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 # Widths have two digits at most: '%1000000000d' would exhaust the memory.
 _FORMAT = re.compile(r"%(?:%|[-+ 0#]{0,3}\d{0,2}(?:\.\d{0,2})?[sdifeEgGxX])")
 
@@ -63,7 +63,7 @@ def text_of(value: Any) -> str:
 
 def finite(number: Any) -> Any:
     """The number, unchanged. Raises Refused if JSON cannot represent it."""
-    if isinstance(number, int) and not _SMALLEST <= number <= _LARGEST:
+    if isinstance(number, int) and not _MIN_INTEGER <= number <= _MAX_INTEGER:
         raise Refused("the integer does not fit into 64 bits")
     if isinstance(number, complex) or (isinstance(number, float) and not math.isfinite(number)):
         raise Refused("the result is not a finite number")

@@ -98,9 +98,9 @@ async def test_a_fault_of_the_old_system_is_reported_and_no_job_runs_on_this_pla
         settings = {"legacy_url": old.url, "legacy_shares": "*=100", "legacy_timeout_sec": 0.7, "legacy_key": PLANTED}
         async with api(shared_database, **settings) as client:
             before = await count_jobs(client)
-            began = time.monotonic()
+            started = time.monotonic()
             submitted = await client.post("/api/jobs/submit/echo_test", json={})
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started
             response = await client.get(f"/api/jobs/status/{OLD_ID}")
             after = await count_jobs(client)
 

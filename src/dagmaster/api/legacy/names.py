@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dagmaster.workflows.raster import RASTER_INGEST
+from dagmaster.workflows.raster import RASTER_INGEST, UNREACHABLE_TILE_LIMIT_MB
 
-# One COG, however large the source is. Only a source that crosses the antimeridian still becomes tiles.
-_NO_TILES_FOR_LARGE_SOURCES: Final = {"tile_above_mb": 1e9}
+_NO_TILES_FOR_LARGE_SOURCES: Final = {"tile_above_mb": UNREACHABLE_TILE_LIMIT_MB}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,8 +75,8 @@ async def _old_system(
 
 
 OldSystemIfAny = Annotated[OldSystem | None, Depends(_old_system)]
-Submitter = Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))]
-Reader = Annotated[Caller, Depends(needs(Permission.JOBS_READ))]
+JobSubmitter = Annotated[Caller, Depends(needs(Permission.JOBS_SUBMIT))]
+JobReader = Annotated[Caller, Depends(needs(Permission.JOBS_READ))]
 Operator = Annotated[Caller, Depends(needs(Permission.JOBS_OPERATE))]
 _FORWARDED_PROBLEMS = (502, 504)
 _BODY = {"type": "object", "title": "Parameters", "description": "The parameters of the job", "examples": [{}]}
@@ -93,7 +93,7 @@ _BODY = {"type": "object", "title": "Parameters", "description": "The parameters
 async def submit_job(
     *,
     services: Services,
-    caller: Submitter,
+    caller: JobSubmitter,
     job_type: JobTypeName,
     request: Request,
     resume: Annotated[bool, Query(description="Resume the job of an earlier identical submission")] = False,
@@ -201,7 +201,9 @@ async def _submitted(services: ApiServices, result: SubmissionResult, job_type: 
     response_model=OldJobStatus,
     responses=responses(404, *_FORWARDED_PROBLEMS),
 )
-async def get_job_status(services: Services, _caller: Reader, job_id: OldJobId, old_system: OldSystemIfAny) -> Response:
+async def get_job_status(
+    services: Services, _caller: JobReader, job_id: OldJobId, old_system: OldSystemIfAny
+) -> Response:
     """If the job is not on this platform, the request is forwarded to the old system."""
     try:
         job, view, snapshot = await _job_and_view(services, _uuid(job_id))
@@ -257,7 +259,7 @@ async def retry_stage(
 async def list_tasks(
     *,
     services: Services,
-    _caller: Reader,
+    _caller: JobReader,
     job_id: OldJobId,
     stage: Annotated[int | None, Query(ge=1, le=10_000, description="Only tasks of this stage")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_ITEMS, description="Maximum number of tasks")] = MAX_ITEMS,
@@ -295,9 +297,9 @@ async def _facts(services: ApiServices, job: Job, view: JobView, snapshot: Snaps
     if snapshot.is_over:
         names = [*shapes.SUMMARY_FIELDS, "size_mb"]
         outputs = await services.reads.output_fields(job.job_id, list(view.graph.work), names)
-    begun = {node.node_id: node.dispatched_at or node.started_at or node.completed_at for node in snapshot.nodes}
+    started = {node.node_id: node.dispatched_at or node.started_at or node.completed_at for node in snapshot.nodes}
     return shapes.StageFacts(
-        started_at={name: at for name, at in begun.items() if at},
+        started_at={name: at for name, at in started.items() if at},
         completed_at={node.node_id: node.completed_at for node in snapshot.nodes if node.completed_at},
         outputs=outputs,
         children={each.node_id: each for each in children},

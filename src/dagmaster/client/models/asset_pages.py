@@ -10,7 +10,7 @@ from dagmaster.client.models.assets import AssetSummary
 from dagmaster.client.models.base import ApiModel, Extensible
 from dagmaster.client.models.callback_events import CallbackInfo
 from dagmaster.client.models.pages import Page
-from dagmaster.jobs.model import StoredObject
+from dagmaster.jobs.model import StoredJson
 from dagmaster.observe.redaction import redact
 
 ListedState = Literal["needs_review", "processing", "failed", "rejected", "approved", "published", "deleted"]
@@ -98,15 +98,15 @@ class Provenance(ApiModel):
     asset_id: str
     version_ordinal: int
     revision: int
-    source: StoredObject = {}
+    source: StoredJson = {}
     source_size: int | None = Field(None, description="The size of the source in bytes")
     content_hash: str | None = None
     same_content_as: int | None = Field(None, description="Another version with the same content")
     workflow_id: str | None = None
     workflow_version: str | None = None
     definition_hash: str | None = Field(None, description="Null if the job was deleted")
-    parameters: StoredObject = {}
-    inputs: StoredObject | None = Field(None, description="The inputs of the job; null if the job was deleted")
+    parameters: StoredJson = {}
+    inputs: StoredJson | None = Field(None, description="The inputs of the job; null if the job was deleted")
     job_id: UUID | None = None
     submitted_by: str | None = None
     created_at: datetime

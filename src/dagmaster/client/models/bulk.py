@@ -13,7 +13,7 @@ from dagmaster.jobs.states import JobStatus
 MAX_JOBS = 1000
 
 BulkAction = Literal["cancel", "resume", "retry"]
-_Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=50)]
+_FilterNames = Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(min_length=1, max_length=50)]
 _When = Annotated[str, Field(max_length=64, description="A time with a zone, or an age such as `2h`")]
 
 
@@ -21,8 +21,8 @@ class BulkFilter(RequestModel):
     """The filters of a list of jobs. Without `status`, jobs in all states that the action can change are selected."""
 
     status: Annotated[list[JobStatus], Field(min_length=1, max_length=10)] | None = None
-    workflow_id: _Names | None = None
-    submitted_by: _Names | None = None
+    workflow_id: _FilterNames | None = None
+    submitted_by: _FilterNames | None = None
     correlation_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
     q: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     since: _When | None = None

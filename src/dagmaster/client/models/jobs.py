@@ -9,14 +9,14 @@ from pydantic import Field, computed_field, field_serializer, model_validator
 
 from dagmaster.client.models.base import ApiModel, Extensible, RequestModel
 from dagmaster.client.models.nodes import ErrorFacts, ProgressCounts, PublicNode, StageSummary
-from dagmaster.jobs.model import Job, ShortId, StoredObject, Submission
+from dagmaster.jobs.model import Job, ShortId, StoredJson, Submission
 from dagmaster.jobs.states import JobStatus, Stop, TaskStatus
 from dagmaster.observe.redaction import redact
 from dagmaster.workflows.model import Importance
 
 # A job with a status that this version does not know counts as ended.
 _LIVE = (JobStatus.PENDING, JobStatus.RUNNING)
-_StoredId = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
+_BoundedId = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": 64})]
 
 
 class JobRequest(Submission):
@@ -107,10 +107,10 @@ class PublicJob(Job):
     status: Extensible[JobStatus]
     stopping: Extensible[Stop] | None = None
     # A client escapes control characters before it validates, so a text may be longer than the row allows.
-    correlation_id: _StoredId | None = None
-    submitted_by: _StoredId | None = None
-    message_id: _StoredId | None = None
-    cancel_requested_by: _StoredId | None = None
+    correlation_id: _BoundedId | None = None
+    submitted_by: _BoundedId | None = None
+    message_id: _BoundedId | None = None
+    cancel_requested_by: _BoundedId | None = None
     callback_url: Annotated[str, Field(json_schema_extra={"maxLength": 512})] | None = None
     claim_token: UUID | None = Field(None, exclude=True)
 
@@ -247,7 +247,7 @@ class EventEntry(ApiModel):
     event_status: str | None = None
     attempt: int | None = None
     epoch: int | None = None
-    event_data: StoredObject | None = None
+    event_data: StoredJson | None = None
     checkpoint_name: str | None = None
 
 

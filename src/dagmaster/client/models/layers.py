@@ -43,12 +43,12 @@ def _range(pair: tuple[float, float]) -> tuple[float, float]:
     return pair
 
 
-Line = Annotated[str, AfterValidator(_plain)]
-Lines = Annotated[str, AfterValidator(_plain_lines)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
+PlainLine = Annotated[str, AfterValidator(_plain)]
+PlainText = Annotated[str, AfterValidator(_plain_lines)]
+StyleNumber = Annotated[float, Field(allow_inf_nan=False)]
 Color = Annotated[str, Field(pattern=r"^#[0-9a-fA-F]{6}([0-9a-fA-F]{2})?$", examples=["#1f78b4"])]
 Keywords = Annotated[
-    list[Annotated[Line, Field(max_length=80)]], Field(max_length=MAX_KEYWORDS), AfterValidator(_distinct)
+    list[Annotated[PlainLine, Field(max_length=80)]], Field(max_length=MAX_KEYWORDS), AfterValidator(_distinct)
 ]
 
 
@@ -59,7 +59,7 @@ class LayerStyle(RequestModel):
     `rescale` has one range of values for all bands, or one for each band of `bidx`. `colormap` has the colours of
     single values, for classes; `colormap_name` is the name of a colour map for a range of values."""
 
-    title: Annotated[Line, Field(max_length=100)] | None = None
+    title: Annotated[PlainLine, Field(max_length=100)] | None = None
     colormap_name: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9_]+$", examples=["terrain"])] | None = None
     colormap: (
         Annotated[
@@ -69,7 +69,9 @@ class LayerStyle(RequestModel):
         | None
     ) = None
     rescale: (
-        Annotated[list[Annotated[tuple[Number, Number], AfterValidator(_range)]], Field(min_length=1, max_length=4)]
+        Annotated[
+            list[Annotated[tuple[StyleNumber, StyleNumber], AfterValidator(_range)]], Field(min_length=1, max_length=4)
+        ]
         | None
     ) = None
     bidx: Annotated[list[Annotated[int, Field(ge=1, le=65535)]], Field(min_length=1, max_length=4)] | None = None
@@ -92,10 +94,10 @@ class LayerStyle(RequestModel):
 class LayerMetadataRequest(RequestModel):
     """The whole metadata of a layer. Fields that are left out are removed; the texts of the dataset are then used."""
 
-    title: Annotated[Line, Field(max_length=200)] | None = None
-    description: Annotated[Lines, Field(max_length=10_000)] | None = None
+    title: Annotated[PlainLine, Field(max_length=200)] | None = None
+    description: Annotated[PlainText, Field(max_length=10_000)] | None = None
     keywords: Keywords | None = None
-    attribution: Annotated[Line, Field(max_length=500)] | None = None
+    attribution: Annotated[PlainLine, Field(max_length=500)] | None = None
     style: LayerStyle | None = None
 
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import Field, JsonValue, computed_field
 
 from dagmaster.client.models.base import ApiModel, Extensible, Json, read
-from dagmaster.jobs.model import NodeState, StoredObject, StoredObjects
+from dagmaster.jobs.model import NodeState, StoredJson, StoredJsonList
 from dagmaster.jobs.states import JobStatus, NodeStatus, TaskStatus
 from dagmaster.workflows.model import Importance
 
@@ -38,7 +38,7 @@ class NodeSummary(ApiModel):
     completed_at: datetime | None = None
     running_count: int = 0
     retrying_count: int = 0
-    progress: StoredObject | None = None
+    progress: StoredJson | None = None
 
     @property
     def ended_count(self) -> int:
@@ -142,8 +142,8 @@ class Attempt(ApiModel):
     queue: str
     handler: str
     priority: int = 0
-    params: StoredObject | None = None
-    params_ref: StoredObject | None = None
+    params: StoredJson | None = None
+    params_ref: StoredJson | None = None
     timeout_seconds: float = 0.0
     retry_count: int = 0
     worker_id: UUID | None = None
@@ -152,12 +152,12 @@ class Attempt(ApiModel):
     expires_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    progress: StoredObject | None = None
+    progress: StoredJson | None = None
     reported_status: Extensible[TaskStatus] | None = None
     output: JsonValue = None
-    output_ref: StoredObject | None = None
-    error: StoredObject | None = None
-    metrics: StoredObject | None = None
+    output_ref: StoredJson | None = None
+    error: StoredJson | None = None
+    metrics: StoredJson | None = None
     reported_at: datetime | None = None
     accepted: bool | None = None
     log: list[LogLine] = []
@@ -169,7 +169,7 @@ class SavedCheckpoint(ApiModel):
     name: str
     attempt: int
     saved_at: datetime
-    artifacts: StoredObjects | None = None
+    artifacts: StoredJsonList | None = None
 
 
 class NodeRecord(NodeState):
@@ -241,7 +241,7 @@ class WaitReason(ApiModel):
     queue: str | None = None
     handler: str | None = None
     worker_id: UUID | None = None
-    progress: StoredObject | None = None
+    progress: StoredJson | None = None
 
 
 class WaitingNode(ApiModel):

@@ -23,16 +23,16 @@ MAX_WAIT_SECONDS = 30.0
 MAX_QUEUES = 100
 MAX_HANDLERS = 2000
 
-_LARGEST = 2**31 - 1
-Name = Annotated[str, Field(min_length=1, max_length=200)]
-Queues = Annotated[list[Name], Field(min_length=1, max_length=MAX_QUEUES)]
-Handlers = Annotated[list[Name], Field(max_length=MAX_HANDLERS)]
+_MAX_INT32 = 2**31 - 1
+ShortName = Annotated[str, Field(min_length=1, max_length=200)]
+Queues = Annotated[list[ShortName], Field(min_length=1, max_length=MAX_QUEUES)]
+Handlers = Annotated[list[ShortName], Field(max_length=MAX_HANDLERS)]
 Count = Annotated[int, Field(ge=0, le=MAX_CLAIMED)]
 LeaseSeconds = Annotated[
     float, Field(gt=0, le=86_400, description="A lease that is longer than that of the platform is shortened")
 ]
 RunSeconds = Annotated[float, Field(ge=0, le=1e8, allow_inf_nan=False)]
-Number = Annotated[int, Field(ge=-(2**53), le=2**53)]
+ExactInteger = Annotated[int, Field(ge=-(2**53), le=2**53)]
 FiniteNumber = Annotated[float, Field(ge=-1e15, le=1e15, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -40,9 +40,9 @@ Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 class WorkerStart(RequestModel):
     """A worker that starts. `protocol` is the version of the requests that it sends."""
 
-    host: Name
+    host: ShortName
     software_version: Annotated[str, Field(max_length=64)]
-    protocol: Annotated[int, Field(ge=0, le=_LARGEST)]
+    protocol: Annotated[int, Field(ge=0, le=_MAX_INT32)]
 
 
 class StartedWorker(ApiModel):
@@ -60,8 +60,8 @@ class StartedWorker(ApiModel):
 class WorkerHeartbeat(RequestModel):
     """What `dagmaster workers ls` shows about the worker."""
 
-    host: Name
-    pid: Annotated[int, Field(ge=0, le=_LARGEST)]
+    host: ShortName
+    pid: Annotated[int, Field(ge=0, le=_MAX_INT32)]
     software_version: Annotated[str, Field(max_length=64)]
     worker_type: Annotated[str, Field(max_length=64)]
     queues: Queues
@@ -69,7 +69,7 @@ class WorkerHeartbeat(RequestModel):
     stats: Annotated[
         dict[
             Annotated[str, Field(max_length=64)],
-            Number | FiniteNumber | Annotated[str, Field(max_length=200)] | dict[Name, FiniteNumber],
+            ExactInteger | FiniteNumber | Annotated[str, Field(max_length=200)] | dict[ShortName, FiniteNumber],
         ],
         Field(max_length=64),
     ] = {}
@@ -83,8 +83,8 @@ class AttemptKey(RequestModel):
     """One attempt of a node."""
 
     job_id: UUID
-    node_id: Name
-    attempt: Annotated[int, Field(ge=1, le=_LARGEST)]
+    node_id: ShortName
+    attempt: Annotated[int, Field(ge=1, le=_MAX_INT32)]
 
 
 class OutputReference(RequestModel):
@@ -97,7 +97,7 @@ class OutputReference(RequestModel):
 class SentLogLine(RequestModel):
     """A line that an attempt logged, with the time of its worker's clock."""
 
-    number: Annotated[int, Field(ge=1, le=_LARGEST)]
+    number: Annotated[int, Field(ge=1, le=_MAX_INT32)]
     at: AwareDatetime
     level: Literal["debug", "info", "warning", "error", "critical"]
     text: Annotated[str, Field(max_length=4000)]
@@ -128,12 +128,12 @@ class TaskDemand(RequestModel):
     """How many tasks the worker can take: `light` is the number for handlers that share its event loop, `heavy` that
     for handlers that run in a process of their own."""
 
-    queues: Annotated[list[Name], Field(max_length=MAX_QUEUES)] = []
+    queues: Annotated[list[ShortName], Field(max_length=MAX_QUEUES)] = []
     light_handlers: Handlers = []
     light: Count = 0
     heavy_handlers: Handlers = []
     heavy: Count = 0
-    free_slots: Annotated[dict[Name, Count], Field(max_length=MAX_QUEUES)] = Field(
+    free_slots: Annotated[dict[ShortName, Count], Field(max_length=MAX_QUEUES)] = Field(
         {},
         validation_alias=AliasChoices("free_slots", "rooms"),
         description="Free slots of the queues whose concurrency the worker limits. Also accepted as `rooms`",
@@ -212,9 +212,9 @@ class StoredOutput(ApiModel):
 
 
 class CheckpointRequest(RequestModel):
-    name: Name
+    name: ShortName
     data: JsonValue = None
-    artifacts: Annotated[list[dict[Name, JsonValue]], Field(max_length=1000)] = []
+    artifacts: Annotated[list[dict[ShortName, JsonValue]], Field(max_length=1000)] = []
 
 
 class CheckpointReceipt(ApiModel):

@@ -21,7 +21,7 @@ from dagmaster.database.catalog.pgstac import extent_of
 from dagmaster.database.connect import REVIEWED, Connection, ConnectionPool, translate_errors
 from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
-from dagmaster.dataset_ids import is_of_job, job_dataset_id
+from dagmaster.dataset_ids import RevisionKey, is_of_job, job_dataset_id
 from dagmaster.errors import UnfitData
 
 Json = dict[str, Any]
@@ -30,21 +30,6 @@ BATCH_ITEMS: Final = 500
 BATCH_BYTES: Final = 4 * 2**20  # a review has to wait while a batch is written
 COLLECTION: Final = ""  # the document id of a collection
 _HINT = "submit it again: that makes a new revision"
-
-
-@dataclass(frozen=True, slots=True)
-class RevisionKey:
-    """A revision of a version of a dataset."""
-
-    dataset_id: str
-    ordinal: int = 0
-    revision: int = 1
-
-    def values(self, **others: Any) -> dict[str, Any]:
-        return {"dataset_id": self.dataset_id, "ordinal": self.ordinal, "revision": self.revision, **others}
-
-    def __str__(self) -> str:
-        return f"version {self.ordinal}, revision {self.revision} of dataset '{self.dataset_id}'"
 
 
 class RevisionDocuments:

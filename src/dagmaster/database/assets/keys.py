@@ -4,8 +4,8 @@ Every change is one statement that also records who made it, in the events of as
 """
 
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -16,10 +16,10 @@ from dagmaster import faults
 from dagmaster.access.keys import StoredKey
 from dagmaster.client.models.assets import KeyInfo
 from dagmaster.database.assets.sessions import SessionStore
-from dagmaster.database.connect import Connection, pool, translate_errors
+from dagmaster.database.connect import Connection, connection_of, pool, translate_errors
 from dagmaster.database.prepared_reads import PreparedReads
 from dagmaster.database.queries import query
-from dagmaster.database.reads.session import models
+from dagmaster.database.reads.session import ModelReads, models
 from dagmaster.database.session import dicts
 from dagmaster.errors import Conflict, NotFound
 
@@ -52,7 +52,7 @@ class KeyChange:
         return {"actor": self.actor, "reason": self.reason, "request_id": self.request_id}
 
 
-class KeyStore:
+class KeyStore(ModelReads):
     """Use it with `async with`; the database need not be available when it is entered. Requests find keys and sessions
     through `lookups`."""
 
@@ -83,7 +83,7 @@ class KeyStore:
         """Newest first. `after` is (created_at, key_id) of the last key of the previous page."""
         after_at, after_id = after or (None, None)
         values = {"limit": limit, "after_at": after_at, "after_id": after_id, "with_revoked": with_revoked}
-        return models(KeyInfo, await self._dicts("keys_page", values))
+        return await self._many("keys_page", values, KeyInfo)
 
     async def create(self, key: NewKey, change: KeyChange) -> KeyInfo:
         async with self._connected() as connection:
@@ -154,15 +154,8 @@ class KeyStore:
             raise Conflict(message, code="key.revoked", hint="create a new key", key_id=values["key_id"])
         raise NotFound(f"no key has the id '{values['key_id']}'", code="key.not-found", key_id=values["key_id"])
 
-    async def _dicts(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        async with self._connected() as connection:
-            return await dicts(connection, name, values)
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        with translate_errors():
-            async with self._pool.connection() as connection:
-                yield connection
+    def _connected(self) -> AbstractAsyncContextManager[Connection]:
+        return connection_of(self._pool)
 
 
 async def _create(connection: Connection, key: NewKey, change: KeyChange) -> KeyInfo:

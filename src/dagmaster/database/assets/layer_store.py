@@ -19,7 +19,7 @@ from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
 from dagmaster.errors import Conflict, NotFound
 
-Writer = Callable[[str], CollectionWriter]
+CollectionWriterOf = Callable[[str], CollectionWriter]
 Change = Callable[[LayerMetadataInfo], Metadata]
 
 
@@ -89,7 +89,7 @@ class LayerStore(AssetStore):
         return await self._transaction("edit_layer", act)
 
     async def publish_layer(
-        self, key: str, layer: str, decision: Decision, writer: Writer, *, is_external: bool = False
+        self, key: str, layer: str, decision: Decision, writer: CollectionWriterOf, *, is_external: bool = False
     ) -> LayerChange:
         """Publish the metadata of a layer of a published asset; with `is_external`, record that the external database
         must have it too."""
@@ -110,7 +110,7 @@ class LayerStore(AssetStore):
 
         return await self._transaction("publish_layer", act)
 
-    async def withdraw_layer(self, key: str, layer: str, decision: Decision, writer: Writer) -> LayerChange:
+    async def withdraw_layer(self, key: str, layer: str, decision: Decision, writer: CollectionWriterOf) -> LayerChange:
         """Remove a layer from the catalogue and its metadata from the collection, and record that the external database
         must not have it."""
 
@@ -127,7 +127,7 @@ class LayerStore(AssetStore):
 
         return await self._transaction("publish_layer", act)
 
-    async def rebuild_items(self, key: str, decision: Decision, writer: Writer) -> ReindexResult:
+    async def rebuild_items(self, key: str, decision: Decision, writer: CollectionWriterOf) -> ReindexResult:
         """Write the collection and all items of a published asset again, from the stored documents."""
         current = await self.state(key)
         if current is not None and current.state.published:
@@ -157,8 +157,7 @@ class LayerStore(AssetStore):
             return generation
 
         generation = await self._transaction("invalidate_cache", act)
-        if self._notifier is not None:
-            self._notifier.notify(WORKFLOWS)
+        self._notify(WORKFLOWS)
         return generation
 
 

@@ -22,10 +22,10 @@ from dagmaster.client.models.assets import (
     SubmissionStatus,
     VersionInfo,
 )
-from dagmaster.database.assets import external
+from dagmaster.database.assets import external_copies
 from dagmaster.database.connect import Connection, ConnectionPool, pool, translate_errors
-from dagmaster.database.notify.notifier import Notifier
-from dagmaster.database.reads.session import models
+from dagmaster.database.notify.notifier import Notifier, WithNotifier
+from dagmaster.database.reads.session import ModelReads, models
 from dagmaster.database.session import dicts
 from dagmaster.errors import NotFound
 
@@ -53,7 +53,7 @@ class VisibleAssets:
     clearances: frozenset[Clearance]
 
 
-class AssetReads:
+class AssetReads(ModelReads, WithNotifier):
     """Reads on the given pool. If an address is given instead, the pool for it is opened when it is first used, and
     closed by `close`."""
 
@@ -65,7 +65,6 @@ class AssetReads:
         role: str = "assets",
         size: int = POOL_SIZE,
     ) -> None:
-        """The notifier announces commits. Without one, other processes see the changes when they poll."""
         self._notifier = notifier
         self._owns_pool = isinstance(database, str)
         self._pool = pool(database, role, 0, size, settings=PLANNING) if isinstance(database, str) else database
@@ -218,10 +217,6 @@ class AssetReads:
             async with self._pool.connection() as connection:
                 yield connection
 
-    async def _dicts(self, name: str, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-        async with self._connected() as connection:
-            return await dicts(connection, name, values)
-
 
 async def read_asset(connection: Connection, key: str) -> AssetInfo:
     for row in await dicts(connection, "asset_by_key", {"key": key}):
@@ -251,7 +246,7 @@ def no_such_platform(platform_id: str) -> NotFound:
 def _asset_of(row: dict[str, Any], versions: list[dict[str, Any]], revisions: list[dict[str, Any]]) -> AssetInfo:
     by_version: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for revision in revisions:
-        by_version[revision.pop("version_ordinal")].append(external.with_external_field(revision))
+        by_version[revision.pop("version_ordinal")].append(external_copies.with_external_field(revision))
     shown = [_version_of(row, version, by_version[version["version_ordinal"]]) for version in versions]
     return AssetInfo.model_validate({**row, "versions": shown})
 

@@ -149,9 +149,9 @@ async def _write_version(
 
 async def _write_due_copies(connection: Connection, asset_id: str, change: ActionResult) -> None:
     """External copies that are to be made, and those that are to be removed."""
-    dues = [("asset_export_due", edition) for edition in change.exports_due]
-    dues += [("asset_withdrawal_due", edition) for edition in change.withdrawals_due]
-    for name, (ordinal, revision) in dues:
+    due_copies = [("asset_export_due", edition) for edition in change.exports_due]
+    due_copies += [("asset_withdrawal_due", edition) for edition in change.withdrawals_due]
+    for name, (ordinal, revision) in due_copies:
         await connection.execute(query(name), {"asset_id": asset_id, "ordinal": ordinal, "revision": revision})
 
 

@@ -1,13 +1,11 @@
 """Sessions of browsers in the database. Signing out, and a change of the key, take effect with the next request in
 every process: sessions are not cached."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from dagmaster.access.sessions import SessionText, StoredSession
-from dagmaster.database.connect import Connection, ConnectionPool, translate_errors
+from dagmaster.database.connect import ConnectionPool, connection_of, translate_errors
 from dagmaster.database.prepared_reads import PreparedReads
 from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
@@ -54,17 +52,11 @@ class SessionStore:
             "lasts_seconds": lasts_seconds,
             "request_id": request_id,
         }
-        async with self._connected() as connection:
+        async with connection_of(self._pool) as connection:
             await dicts(connection, "start_session", values)
             await connection.execute(query("forget_sessions"), {"limit": _DELETED_PER_SIGN_IN})
 
     async def end(self, session_id: str, *, request_id: str | None) -> bool:
         """False if the session had ended before."""
-        async with self._connected() as connection:
+        async with connection_of(self._pool) as connection:
             return bool(await dicts(connection, "end_session", {"session_id": session_id, "request_id": request_id}))
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[Connection]:
-        with translate_errors():
-            async with self._pool.connection() as connection:
-                yield connection

@@ -23,9 +23,9 @@ from dagmaster.errors import Conflict, InvalidRequest
 
 SHOWN_EVENTS = 50  # shown to a caller whose ETag is outdated
 
-Rule = Callable[[LoadedAsset], ActionResult]
+AssetRule = Callable[[LoadedAsset], ActionResult]
 Admit = Callable[[LoadedAsset], None]
-Publish = Callable[[Connection, str, Sequence[VersionRevision], Sequence[VersionRevision]], Awaitable[None]]
+PublishChange = Callable[[Connection, str, Sequence[VersionRevision], Sequence[VersionRevision]], Awaitable[None]]
 
 
 class AssetStore(AssetSubmissions):
@@ -34,10 +34,10 @@ class AssetStore(AssetSubmissions):
     async def change(
         self,
         key: str,
-        rule: Rule,
+        rule: AssetRule,
         decision: Decision,
         *,
-        publish: Publish,
+        publish: PublishChange,
         admit: Admit = lambda _asset: None,
         versions: Sequence[int] | None = None,
         if_match: str | None = None,
@@ -61,8 +61,7 @@ class AssetStore(AssetSubmissions):
             return await read_asset(connection, asset.asset_id)
 
         changed = await self._transaction("change_asset", act)
-        if self._notifier is not None:
-            self._notifier.notify(CALLBACKS)
+        self._notify(CALLBACKS)
         return changed
 
     async def export_again(
@@ -90,8 +89,7 @@ class AssetStore(AssetSubmissions):
             return await read_asset(connection, asset.asset_id)
 
         changed = await self._transaction("change_asset", act)
-        if self._notifier is not None:
-            self._notifier.notify(CALLBACKS)
+        self._notify(CALLBACKS)
         return changed
 
     async def state(self, key: str) -> LoadedAsset | None:
@@ -124,8 +122,8 @@ class AssetStore(AssetSubmissions):
         jobs = [row["job_id"] for row in await self._dicts("asset_jobs_in_progress", {"asset_id": asset_id})]
         for job_id in jobs:
             await self._dicts("request_cancel", {"job_id": job_id, "by": by[:64], "reason": reason})
-        if jobs and self._notifier is not None:
-            self._notifier.notify(RESULTS)
+        if jobs:
+            self._notify(RESULTS)
         return jobs
 
     async def record(self, decision: Decision) -> None:

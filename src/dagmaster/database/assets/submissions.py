@@ -22,6 +22,7 @@ from dagmaster.database.notify.notifier import JOBS
 from dagmaster.database.queries import query
 from dagmaster.database.reads.session import models
 from dagmaster.database.session import dicts
+from dagmaster.dataset_ids import RevisionKey
 from dagmaster.errors import Conflict
 
 _OUTCOMES_WITH_NEW_JOB = (SubmissionOutcome.NEW_ASSET, SubmissionOutcome.NEW_VERSION, SubmissionOutcome.NEW_REVISION)
@@ -68,16 +69,6 @@ class SubmittedAsset:
 
 
 @dataclass(frozen=True, slots=True)
-class RevisionTarget:
-    """The revision that a job is to process."""
-
-    dataset_id: str
-    ordinal: int
-    label: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
 class PastRun:
     """A completed run of a workflow: the bytes of its source, how long it took, how many items and bytes it made."""
 
@@ -88,7 +79,7 @@ class PastRun:
 
 
 Decide = Callable[[AssetState | None], SubmissionDecision]
-MakeJob = Callable[[RevisionTarget], NewJob]
+MakeJob = Callable[[RevisionKey, str], NewJob]  # from a revision, and the label of its version
 
 
 class AssetSubmissions(AssetTransactions):
@@ -115,8 +106,8 @@ class AssetSubmissions(AssetTransactions):
             return submitted
 
         submitted = await self._transaction("submit_asset", act)
-        if self._notifier is not None and submitted.job_id is not None:
-            self._notifier.notify(JOBS)
+        if submitted.job_id is not None:
+            self._notify(JOBS)
         return submitted
 
     async def earlier_result(self, new: NewSubmission) -> SubmittedAsset | None:
@@ -210,7 +201,7 @@ async def _create(
 ) -> SubmittedAsset:
     version = decision.state.version(decision.ordinal)
     assert version is not None
-    job = make_job(RevisionTarget(asset.dataset_id, version.ordinal, version.label, version.revision))
+    job = make_job(RevisionKey(asset.dataset_id, version.ordinal, version.revision), version.label)
     await rows.write_asset(connection, asset.asset_id, decision.state, new.actor, new.title)
     common = {
         "asset_id": asset.asset_id,

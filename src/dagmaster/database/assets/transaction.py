@@ -18,17 +18,17 @@ from dagmaster.database.connect import Connection
 from dagmaster.errors import Unavailable
 
 T = TypeVar("T")
-PATIENCE_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 30.0
 _PAUSES_SECONDS = (0.02, 1.0)
 
 
 class AssetTransactions(AssetReads):
-    patience_seconds: float = PATIENCE_SECONDS
+    retry_seconds: float = RETRY_SECONDS
 
     async def _transaction(self, name: str, act: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `act` in a transaction. The names of its crash points begin with `name`."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.patience_seconds
+        deadline = loop.time() + self.retry_seconds
         pause, longest = _PAUSES_SECONDS
         while True:
             try:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from dagmaster.database.queries import query
 from dagmaster.database.session import dicts
 from dagmaster.database.token_login import TokenBlockingConnection
 from dagmaster.errors import Conflict, NotAllowed, Unavailable, UnfitData
+from dagmaster.timestamps import rfc3339
 
 Json = dict[str, Any]
 
@@ -155,11 +155,7 @@ def extent_of(rows: Iterable[Mapping[str, Any]]) -> Json:
     rows = list(rows)
     box = BBox.union(BBox.of(row["bbox"]) for row in rows)
     begin, end = min(row["datetime"] for row in rows), max(row["end_datetime"] for row in rows)
-    return {"spatial": {"bbox": [box.as_list()]}, "temporal": {"interval": [[_rfc3339(begin), _rfc3339(end)]]}}
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return {"spatial": {"bbox": [box.as_list()]}, "temporal": {"interval": [[rfc3339(begin), rfc3339(end)]]}}
 
 
 @contextmanager

@@ -21,7 +21,6 @@ class DueLayer:
     asset_id: str
     layer: str
     dataset_id: str
-    is_wanted: bool
     generation: int
 
 

@@ -42,7 +42,7 @@ async def fetch(connection: Connection, name: str, values: Mapping[str, Any]) ->
     return await cursor.fetchall()
 
 
-def notification(topics: Sequence[str]) -> list[pipeline.Step]:
+def notification(topics: Sequence[str]) -> list[pipeline.PipelineStep]:
     """The steps that follow a COMMIT in its round trip: NOTIFY in a transaction of its own.
 
     A transaction that notifies blocks all others that notify until it is on disk, so one that changes state never

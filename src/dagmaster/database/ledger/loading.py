@@ -69,7 +69,7 @@ class JobLoading(LedgerConnection):
     async def load_output_references(self, job_id: UUID, node_ids: Sequence[str]) -> dict[str, Any]:
         return await self._load_outputs(job_id, node_ids, _keep_reference)
 
-    async def _load_outputs(self, job_id: UUID, node_ids: Sequence[str], resolve: "_Resolve") -> dict[str, Any]:
+    async def _load_outputs(self, job_id: UUID, node_ids: Sequence[str], resolve: "_ResolveOutput") -> dict[str, Any]:
         outputs: dict[str, Any] = {}
         async with self._connected() as connection:
             for row in await fetch(connection, "load_outputs", {"job_id": job_id, "node_ids": list(node_ids)}):
@@ -80,7 +80,7 @@ class JobLoading(LedgerConnection):
         return outputs
 
 
-_Resolve = Callable[[Connection, UUID, Any], Awaitable[Any]]
+_ResolveOutput = Callable[[Connection, UUID, Any], Awaitable[Any]]
 
 
 async def _load_nodes(

@@ -37,7 +37,7 @@ from dagmaster.database.ledger.protocol import (
     dead_letter_of_conflict,
 )
 from dagmaster.database.ledger.submission import insert_jobs, key_values
-from dagmaster.database.notify.notifier import JOBS
+from dagmaster.database.notify.notifier import JOBS, Notifier
 from dagmaster.database.queries import query
 from dagmaster.database.reads.lenient import UnreadableJson
 from dagmaster.jobs import fan
@@ -48,6 +48,7 @@ from dagmaster.jobs.routing import DeferredWork
 from dagmaster.jobs.states import NodeStatus, Stop, TaskStatus
 from dagmaster.jobs.updates import (
     Due,
+    Expired,
     Failed,
     Idle,
     Lost,
@@ -66,7 +67,12 @@ _NODE_FIELDS = tuple((field.name, field.default) for field in fields(NodeChange)
 class PostgresOrchestration(JobLoading):
     """The OrchestratorLedger on PostgreSQL."""
 
-    writes_outbox = False  # whether new tasks are also written to the outbox, from which a message broker is fed
+    def __init__(
+        self, dsn: str, role: str = "ledger", notifier: Notifier | None = None, *, writes_outbox: bool = False
+    ) -> None:
+        """With `writes_outbox`, new tasks are also written to the outbox, from which a message broker is fed."""
+        super().__init__(dsn, role, notifier)
+        self._writes_outbox = writes_outbox
 
     async def beat(self, orchestrator: OrchestratorInfo) -> None:
         values = {name: getattr(orchestrator, name) for name in ("owner_id", "host", "pid", "software_version")}
@@ -87,7 +93,7 @@ class PostgresOrchestration(JobLoading):
             "queue": queue,
             "limit": limit,
             "workflow_ids": list(scope.workflow_ids),
-            "patience": scope.patience_seconds,
+            "unknown_after": scope.unknown_after_seconds,
         }
         async with self._transaction("take_messages") as connection:
             cursor = connection.cursor(row_factory=class_row(JobMessage))
@@ -104,16 +110,16 @@ class PostgresOrchestration(JobLoading):
             return [*created, *(letter.message_id or "" for letter in letters)]
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
-        times = {"orphan_after": orphan_after_seconds, "patience": patience_seconds}
+        times = {"orphan_after": orphan_after_seconds, "unclaimed_after": unclaimed_after_seconds}
         return await self._claim({"owner_id": owner_id, "limit": limit, "orphans": False, **times})
 
     async def claim_orphans(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
         await self._fetch("end_stuck_owners", {"orphan_after": orphan_after_seconds})
-        times = {"orphan_after": orphan_after_seconds, "patience": patience_seconds}
+        times = {"orphan_after": orphan_after_seconds, "unclaimed_after": unclaimed_after_seconds}
         return await self._claim({"owner_id": owner_id, "limit": limit, "orphans": True, **times})
 
     async def _claim(self, values: Mapping[str, Any]) -> list[Claim]:
@@ -172,7 +178,7 @@ class PostgresOrchestration(JobLoading):
             has_more |= await _take_further_updates(connection, jobs, scope)
             faults.reach("orchestrator.fenced")
             fenced = frozenset() if reported_only else frozenset(values["job_ids"]).difference(jobs)
-            step = PostgresStep(connection, jobs, fenced, frozenset(has_more), writes_outbox=self.writes_outbox)
+            step = PostgresStep(connection, jobs, fenced, frozenset(has_more), writes_outbox=self._writes_outbox)
             yield step
             if not step.is_committed:
                 await pipeline.execute(connection, [pipeline.ROLLBACK])
@@ -187,13 +193,13 @@ class PostgresOrchestration(JobLoading):
         return True
 
     async def review_deferred(
-        self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
+        self, claims: Sequence[Claim], *, alive_seconds: float, unknown_after_seconds: float
     ) -> DeferralReview:
         values = {
             "job_ids": [claim.job_id for claim in claims],
             "tokens": [claim.token for claim in claims],
             "alive": alive_seconds,
-            "patience": patience_seconds,
+            "unknown_after": unknown_after_seconds,
         }
         rows = await self._fetch("review_deferred", values)
         released = frozenset(row.job_id for row in rows if row.is_released)
@@ -278,7 +284,7 @@ def _opened(rows: Sequence[Any]) -> dict[UUID, OpenJob]:
     jobs: dict[UUID, OpenJob] = {}
     for row in rows:
         if row.node_id is None:
-            stop = row.stop and StopRequest(Stop(row.stop["stop"]), row.stop.get("by"), row.stop.get("why"))
+            stop = row.stop and StopRequest(Stop(row.stop["stop"]), row.stop.get("by"), row.stop.get("reason"))
             jobs[row.job_id] = OpenJob(row.epoch, row.last_sequence, stop)
     for row in rows:
         if row.node_id is not None:
@@ -339,6 +345,8 @@ def _further(row: Any) -> TaskUpdate:
             return Lost(*node, row.started_at, row.worker_id)
         case "overran":
             return Overran(*node, row.started_at, row.worker_id, row.seconds)
+        case "expired":
+            return Expired(*node, row.seconds)
         case "due":
             return Due(*node)
         case "started":
@@ -375,10 +383,10 @@ async def _store_payloads(connection: Connection, changes: Sequence[Changes]) ->
             await payloads.store(connection, change.job_id, reference, encoded, is_kept=True)
 
 
-def _writing(changes: Sequence[Changes], writes_outbox: bool) -> list[pipeline.Step]:
+def _writing(changes: Sequence[Changes], writes_outbox: bool) -> list[pipeline.PipelineStep]:
     if not changes:
         return []
-    steps: list[pipeline.Step] = []
+    steps: list[pipeline.PipelineStep] = []
     promoted = [(change.job_id, node_id) for change in changes for node_id in dict.fromkeys(change.promoted)]
     if promoted:
         steps.append(pipeline.Call("promote_nodes", columns_of(("job_ids", "node_ids"), promoted)))

@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from dagmaster.database.ledger.connection import LedgerConnection, columns_of, fetch, to_json
+from dagmaster.database.ledger.connection import columns_of, fetch, to_json
 from dagmaster.database.ledger.protocol import ClaimedMessage, Report
-from dagmaster.database.ledger.worker import keys_of
+from dagmaster.database.ledger.queued import QueuedTaskReads
 from dagmaster.database.notify.notifier import RESULTS
 from dagmaster.database.queries import query
 from dagmaster.jobs.states import TaskStatus
@@ -18,7 +18,7 @@ from dagmaster.jobs.states import TaskStatus
 MAX_ERROR_LENGTH = 500
 
 
-class PostgresOutbox(LedgerConnection):
+class PostgresOutbox(QueuedTaskReads):
     """The Outbox on PostgreSQL."""
 
     async def claim_messages(
@@ -43,9 +43,6 @@ class PostgresOutbox(LedgerConnection):
 
     async def forget_messages(self, limit: int) -> int:
         return len(await self._fetch("outbox_forget", {"limit": limit}))
-
-    async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
-        return frozenset(row.task_id for row in await self._fetch("queued_tasks", keys_of(task_ids)))
 
     async def count_workers(self, alive_seconds: float) -> Mapping[str, int]:
         return {row.queue: row.workers for row in await self._fetch("outbox_workers", {"alive": alive_seconds})}

@@ -81,7 +81,7 @@ async def read_results(
     page: range,
     decode: Callable[[bytearray], Any] = orjson.loads,
 ) -> list[ChildResult]:
-    values = {"job_id": job_id, "node_id": node_id, "offset": page.start, "limit": len(page), "most_bytes": PAGE_BYTES}
+    values = {"job_id": job_id, "node_id": node_id, "offset": page.start, "limit": len(page), "max_bytes": PAGE_BYTES}
     results: list[ChildResult] = []
     cursor = connection.cursor(row_factory=class_row(ChildResult))
     for row in await (await cursor.execute(query("read_results"), values, prepare=True)).fetchall():

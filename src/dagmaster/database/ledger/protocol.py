@@ -16,7 +16,6 @@ matches. Workers never write jobs, nodes or events.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Protocol, TypedDict, Unpack
 from uuid import UUID
 
@@ -267,10 +266,10 @@ class DeferralReview:
 @dataclass(frozen=True, slots=True)
 class MessageScope:
     """Which messages an orchestrator takes: those of workflows that it knows. Others wait for one that knows
-    their workflow; after `patience_seconds` any orchestrator takes them."""
+    their workflow; after `unknown_after_seconds` any orchestrator takes them."""
 
     workflow_ids: Collection[str] = ()
-    patience_seconds: float = 0.0
+    unknown_after_seconds: float = 0.0
 
 
 EVERY_MESSAGE = MessageScope()
@@ -332,6 +331,10 @@ class SubmissionLedger(Protocol):
 
     async def enqueue_message(self, message_id: str, queue: str, body: Any) -> bool: ...
 
+    async def has_message(self, message_id: str, queue: str) -> bool:
+        """Whether a message was enqueued: it waits, or has become a job or a dead letter."""
+        ...
+
     async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
         """Put a refused submission back into its queue; false if there is none with this id."""
         ...
@@ -346,10 +349,10 @@ class SubmissionLedger(Protocol):
         """The outputs of completed nodes; a large one as the reference under which it is stored."""
         ...
 
-    async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
+    async def rerun(self, job_id: UUID, choose: ChooseRerun, event_data: Mapping[str, Any]) -> tuple[Rerun, int]:
         """Run an ended job again. `choose` decides which nodes, while the job is locked.
 
-        Returns the choice and how often the job has been resumed. `facts` (by whom, why) are stored with the event.
+        Returns the choice and how often the job has been resumed. `event_data` (by whom, why) is stored with the event.
         """
         ...
 
@@ -377,13 +380,15 @@ class OrchestratorLedger(Protocol):
     ) -> list[UUID | str]:
         """Turn waiting messages into jobs or dead letters, each exactly once; returns job ids and refused message ids.
         Idempotency keys count as in `create_once`: a repeated submission makes no second job, another one with the same
-        key becomes a dead letter."""
+        key becomes a dead letter. A message that is enqueued and refused again with the same content becomes no second
+        dead letter."""
         ...
 
     async def claim_jobs(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
-        """Claim jobs without an owner: no more than a fair share, except jobs that have waited over `patience_seconds`.
+        """Claim jobs without an owner: no more than a fair share, except jobs that nobody has claimed for
+        `unclaimed_after_seconds`.
 
         The active jobs are shared by the instances with a heartbeat within `orphan_after_seconds`. Jobs whose
         deferred work another live orchestrator can route, and this one cannot, are left to that one.
@@ -391,7 +396,7 @@ class OrchestratorLedger(Protocol):
         ...
 
     async def claim_orphans(
-        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, patience_seconds: float
+        self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
         """Like `claim_jobs`, and in the same call also claim orphans: jobs whose owner has sent no heartbeat for
         `orphan_after_seconds`. An instance that has sent none itself claims no orphans."""
@@ -434,10 +439,10 @@ class OrchestratorLedger(Protocol):
         ...
 
     async def review_deferred(
-        self, claims: Sequence[Claim], *, alive_seconds: float, patience_seconds: float
+        self, claims: Sequence[Claim], *, alive_seconds: float, unknown_after_seconds: float
     ) -> DeferralReview:
         """Release the jobs whose deferred work another live orchestrator can route. For the other jobs, return the work
-        that no live process has known for `patience_seconds`."""
+        that no live process has known for `unknown_after_seconds`."""
         ...
 
     async def release_unknown(self, owner_id: UUID, owned_ids: Sequence[UUID]) -> int:
@@ -567,9 +572,3 @@ class PayloadLedger(Protocol):
     async def load_checkpoints(self, job_id: UUID, node_id: str) -> list[Checkpoint]:
         """Oldest first. A retry deletes them, a resume does not."""
         ...
-
-
-class Ledger(SubmissionLedger, OrchestratorLedger, WorkerLedger, PayloadLedger, Protocol):
-    """All calls. Callers use the narrowest protocol that they need."""
-
-    async def now(self) -> datetime: ...

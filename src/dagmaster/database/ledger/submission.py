@@ -56,6 +56,9 @@ class PostgresSubmissions(JobLoading):
             self._notify(JOBS)
         return is_new
 
+    async def has_message(self, message_id: str, queue: str) -> bool:
+        return bool(await self._fetch("has_message", {"message_id": message_id, "queue": queue}))
+
     async def replay_dead_letter(self, dead_letter_id: UUID, queue: str) -> bool:
         is_replayed = bool(await self._fetch("replay_dead_letter", {"dead_letter_id": dead_letter_id, "queue": queue}))
         if is_replayed:
@@ -65,7 +68,7 @@ class PostgresSubmissions(JobLoading):
     async def drop_dead_letter(self, dead_letter_id: UUID) -> None:
         await self._execute("drop_dead_letter", {"dead_letter_id": dead_letter_id})
 
-    async def rerun(self, job_id: UUID, choose: ChooseRerun, facts: Mapping[str, Any]) -> tuple[Rerun, int]:
+    async def rerun(self, job_id: UUID, choose: ChooseRerun, event_data: Mapping[str, Any]) -> tuple[Rerun, int]:
         async with self._transaction("rerun") as connection:
             if not await fetch(connection, "lock_ended_job", {"job_id": job_id}):
                 raise no_such_job(job_id)
@@ -77,7 +80,7 @@ class PostgresSubmissions(JobLoading):
                 "reexpanded": list(rerun.reexpanded),
                 "fan_outs": list(rerun.children),
                 "children": list(rerun.single),
-                "facts": to_json(facts),
+                "event_data": to_json(event_data),
                 "timeout_seconds": rerun.timeout_seconds,
                 "discards_checkpoints": rerun.discards_checkpoints,
             }

@@ -9,16 +9,17 @@ from psycopg.types.json import Jsonb
 
 from dagmaster.database import pipeline
 from dagmaster.database.connect import Connection
-from dagmaster.database.ledger.connection import LedgerConnection, columns_of, fetch, notification, to_json
+from dagmaster.database.ledger.connection import columns_of, fetch, notification, to_json
 from dagmaster.database.ledger.protocol import Demand, Exchange, Report, Running, WorkerInfo
+from dagmaster.database.ledger.queued import QueuedTaskReads
 from dagmaster.database.notify.notifier import RESULTS, Notifier
 from dagmaster.jobs import payload
-from dagmaster.jobs.model import TaskMessage, task_id, task_key
+from dagmaster.jobs.model import TaskMessage, task_id
 
 _INFO_COLUMNS = ("worker_id", "host", "pid", "software_version", "worker_type")
 
 
-class PostgresWork(LedgerConnection):
+class PostgresWork(QueuedTaskReads):
     """The WorkerLedger on PostgreSQL."""
 
     def __init__(self, dsn: str, role: str = "ledger", notifier: Notifier | None = None) -> None:
@@ -102,7 +103,7 @@ class PostgresWork(LedgerConnection):
         self, names: Sequence[str], limited: list[str], values: dict[str, Any], notify: Sequence[str]
     ) -> "_ExchangeResult":
         """One round trip, including the budgets of limited queues and the notification after the commit."""
-        steps: list[pipeline.Step] = [pipeline.Call(name, values) for name in names]
+        steps: list[pipeline.PipelineStep] = [pipeline.Call(name, values) for name in names]
         if limited:
             steps = [pipeline.BEGIN, pipeline.Call("lock_budgets", {"queues": limited}), *steps, pipeline.COMMIT]
         async with self._connected() as connection:
@@ -139,21 +140,11 @@ class PostgresWork(LedgerConnection):
     async def retire_worker(self, worker_id: UUID) -> None:
         await self._execute("retire_worker", {"worker_id": worker_id})
 
-    async def queued_tasks(self, task_ids: Sequence[str]) -> frozenset[str]:
-        """Which of these tasks are still queued."""
-        return frozenset(row.task_id for row in await self._fetch("queued_tasks", keys_of(task_ids)))
-
 
 def _free_slots(demand: Demand, queues: Sequence[str]) -> list[int]:
     """How many tasks of each queue the worker can take."""
     total = demand.total
     return [demand.free_slots.get(queue, total) for queue in queues]
-
-
-def keys_of(task_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """The parameters of the statement `queued_tasks`."""
-    keys = [(task_id, *task_key(task_id)) for task_id in task_ids]
-    return columns_of(("task_ids", "job_ids", "node_ids", "attempts"), keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
+from dagmaster.assets.states import AssetRevisionKey
 from dagmaster.database.catalog.pgstac import lock_collection, set_limits
 from dagmaster.database.catalog.publish import PREPARE_LOCK_SECONDS, is_deployed
 from dagmaster.database.connect import Connection
@@ -19,13 +20,10 @@ LOCK_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class PurgedRevision:
-    """A revision whose data, or whose external copies, are removed."""
+class StoredRevision(AssetRevisionKey):
+    """A revision, with the dataset id that is in the names of its objects."""
 
-    asset_id: str
     dataset_id: str
-    version_ordinal: int
-    revision: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +52,14 @@ class PostgresAssetUpkeep(Session):
         async with self._transaction("asset_upkeep") as connection:
             return len(await dicts(connection, "asset_purge_begin", {"age": age_seconds, "limit": limit}))
 
-    async def pending_purges(self, limit: int) -> list[PurgedRevision]:
+    async def pending_purges(self, limit: int) -> list[StoredRevision]:
         """Revisions that were marked, also by a process that has ended since."""
         async with self._connected() as connection:
-            return models(PurgedRevision, await dicts(connection, "asset_purge_pending", {"limit": limit}))
+            return models(StoredRevision, await dicts(connection, "asset_purge_pending", {"limit": limit}))
 
-    async def end_purge(self, revision: PurgedRevision, objects: int) -> bool:
+    async def end_purge(self, revision: StoredRevision, objects: int) -> bool:
         """Record that the objects are removed, and remove the documents. False if another process has done it."""
-        values = {
-            "asset_id": revision.asset_id,
-            "dataset_id": revision.dataset_id,
-            "version_ordinal": revision.version_ordinal,
-            "revision": revision.revision,
-            "objects": objects,
-        }
+        values = revision.values(dataset_id=revision.dataset_id, objects=objects)
         async with self._transaction("asset_upkeep") as connection:
             return bool(await dicts(connection, "asset_purge_end", values))
 
@@ -87,21 +79,16 @@ class PostgresAssetUpkeep(Session):
             rows = await dicts(connection, "uploads_open_among", {"upload_ids": list(upload_ids)})
             return {row["upload_id"] for row in rows}
 
-    async def withdrawn(self, grace_seconds: float, limit: int) -> list[PurgedRevision]:
+    async def withdrawn(self, grace_seconds: float, limit: int) -> list[StoredRevision]:
         """Some revisions whose external copies were removed a while ago."""
         async with self._connected() as connection:
             values = {"grace": grace_seconds, "limit": limit}
-            return models(PurgedRevision, await dicts(connection, "copies_withdrawn", values))
+            return models(StoredRevision, await dicts(connection, "copies_withdrawn", values))
 
-    async def withdraw_again(self, revision: PurgedRevision) -> bool:
+    async def withdraw_again(self, revision: AssetRevisionKey) -> bool:
         """Make the withdrawal of a revision due again. False if it was exported or withdrawn meanwhile."""
-        values = {
-            "asset_id": revision.asset_id,
-            "version_ordinal": revision.version_ordinal,
-            "revision": revision.revision,
-        }
         async with self._transaction("asset_upkeep") as connection:
-            return bool(await dicts(connection, "copies_left", values))
+            return bool(await dicts(connection, "copies_left", revision.values()))
 
     async def collections_left(self, limit: int) -> list[str]:
         """Datasets of deleted assets whose data is purged, but whose collection is still in the catalogue."""

@@ -93,7 +93,7 @@ class SweepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Finding:
+class _JanitorFinding:
     """What `janitor_note` records, unless the same was recorded a short time ago."""
 
     action_type: str
@@ -103,7 +103,7 @@ class _Finding:
     detail: Mapping[str, Any]
 
 
-Rule = Callable[[Connection, UUID, JanitorThresholds, bool], Awaitable[list[JanitorAction]]]
+JanitorRule = Callable[[Connection, UUID, JanitorThresholds, bool], Awaitable[list[JanitorAction]]]
 Remove = Callable[[Sequence[JobFiles]], Awaitable[Sequence[RemovedFiles]]]
 
 
@@ -144,7 +144,7 @@ class PostgresJanitor(Session):
         return SweepResult((), ("storage",)) if actions is None else SweepResult(tuple(actions), ())
 
     async def _apply(
-        self, kind: str, rule: Rule, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
+        self, kind: str, rule: JanitorRule, run_id: UUID, thresholds: JanitorThresholds, is_dry: bool
     ) -> list[JanitorAction] | None:
         """Apply a rule, and notify orchestrators if it has released jobs; None if another janitor applies it."""
         actions = await self._guarded(kind, lambda connection: rule(connection, run_id, thresholds, is_dry), is_dry)
@@ -183,7 +183,7 @@ async def _release_neglected(
     connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """The outcome of a job is never written here: the next owner reads the job and decides."""
-    values = {"patience": thresholds.neglected, "orphan_after": thresholds.orphan_after, "limit": ROWS_PER_RUN}
+    values = {"neglected_after": thresholds.neglected, "orphan_after": thresholds.orphan_after, "limit": ROWS_PER_RUN}
     rows = await dicts(connection, "janitor_neglected", values)
     findings = [
         {
@@ -205,7 +205,7 @@ async def _report_unserved(
     values = {"queued": thresholds.queued, "orphan_after": thresholds.orphan_after, "limit": ROWS_PER_RUN}
     rows = await dicts(connection, "janitor_unserved", values)
     findings = [
-        _Finding(
+        _JanitorFinding(
             "task_unserved",
             "task",
             row["task_id"],
@@ -223,7 +223,7 @@ async def _report_unread(
 ) -> list[JanitorAction]:
     rows = await dicts(connection, "janitor_unread", {"queued": thresholds.queued, "limit": ROWS_PER_RUN})
     findings = [
-        _Finding(
+        _JanitorFinding(
             "messages_unread",
             "queue",
             row["queue"],
@@ -241,14 +241,14 @@ async def _end_idle(
 ) -> list[JanitorAction]:
     """End our own sessions; sessions of other programs are only reported."""
     findings = []
-    for row in await dicts(connection, "janitor_idle", {"patience": thresholds.neglected, "limit": ROWS_PER_RUN}):
+    for row in await dicts(connection, "janitor_idle", {"idle_after": thresholds.neglected, "limit": ROWS_PER_RUN}):
         if row["is_ours"] and not is_dry:
-            values = {"pid": row["pid"], "xact_start": row["xact_start"], "patience": thresholds.neglected}
+            values = {"pid": row["pid"], "xact_start": row["xact_start"], "idle_after": thresholds.neglected}
             if not await dicts(connection, "janitor_end_session", values):
                 continue
         action = "it is ended" if row["is_ours"] else "it does not belong to dagmaster and is not ended"
         findings.append(
-            _Finding(
+            _JanitorFinding(
                 "session_ended" if row["is_ours"] else "session_idle",
                 "session",
                 str(row["pid"]),
@@ -264,7 +264,7 @@ async def _delete_unused(
     connection: Connection, run_id: UUID, thresholds: JanitorThresholds, _is_dry: bool
 ) -> list[JanitorAction]:
     """Delete unused payloads. One action records all of them, because a row for each would contain the same text."""
-    values = {"grace": thresholds.unused, "limit": ROWS_PER_RUN, "most_bytes": DELETED_PER_RUN_BYTES}
+    values = {"grace": thresholds.unused, "limit": ROWS_PER_RUN, "max_bytes": DELETED_PER_RUN_BYTES}
     (deleted,) = await dicts(connection, "janitor_unused", values)
     if not deleted["payloads"]:
         return []
@@ -272,10 +272,12 @@ async def _delete_unused(
         f"{deleted['payloads']} payloads of {deleted['jobs']} jobs with {deleted['bytes']:,} bytes were stored more "
         f"than {thresholds.unused:.0f} s ago, and no row has referred to them since: they are deleted"
     )
-    return await _note(connection, run_id, [_Finding("payloads_unused", "payloads", str(run_id), reason, deleted)])
+    return await _note(
+        connection, run_id, [_JanitorFinding("payloads_unused", "payloads", str(run_id), reason, deleted)]
+    )
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, JanitorRule] = {
     "neglected": _release_neglected,
     "unserved": _report_unserved,
     "unread": _report_unread,
@@ -302,7 +304,7 @@ async def _note_removed(connection: Connection, run_id: UUID, removed: Sequence[
     """Each removal is recorded, even if files of the same job were removed before: an attempt may have written files
     since."""
     findings = [
-        _Finding(
+        _JanitorFinding(
             "files_removed",
             "job",
             str(each.files.job_id),
@@ -332,7 +334,7 @@ def _reason(removed: RemovedFiles) -> str:
 
 
 async def _note(
-    connection: Connection, run_id: UUID, findings: Sequence[_Finding], repeat_seconds: float = REPEAT_SECONDS
+    connection: Connection, run_id: UUID, findings: Sequence[_JanitorFinding], repeat_seconds: float = REPEAT_SECONDS
 ) -> list[JanitorAction]:
     """Record findings, except those recorded less than `repeat_seconds` ago."""
     if not findings:

@@ -51,11 +51,11 @@ def row(dsn: str, query_name: str, **values: Any) -> Any:
 
 
 def server(dsn: str) -> ServerResponse:
-    begun = time.monotonic()
+    started = time.monotonic()
     with _connected(dsn) as connection:
         (facts,) = connection.execute(query("doctor_server")).fetchall()
         announced_pid = connection.info.backend_pid
-    return ServerResponse(facts, time.monotonic() - begun, facts.backend_pid != announced_pid)
+    return ServerResponse(facts, time.monotonic() - started, facts.backend_pid != announced_pid)
 
 
 def settings(dsn: str) -> dict[str, str]:
@@ -69,10 +69,10 @@ def notify_seconds(dsn: str) -> float | None:
     channel = f"dagmaster_doctor_{uuid4().hex}"
     with _connected(dsn) as listener, _connected(dsn) as notifier:
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
-        begun = time.monotonic()
+        started = time.monotonic()
         notifier.execute("SELECT pg_notify(%s, '')", [channel])
         for _ in listener.notifies(timeout=NOTIFY_SECONDS, stop_after=1):
-            return time.monotonic() - begun
+            return time.monotonic() - started
     return None
 
 

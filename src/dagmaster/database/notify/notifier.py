@@ -30,3 +30,14 @@ class Notifier(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class WithNotifier:
+    """Notifies other processes of its commits. Without a notifier they see the changes when they poll."""
+
+    _notifier: Notifier | None
+
+    def _notify(self, *topics: str) -> None:
+        """Notify these topics; to be called after the commit. Never waits, never fails."""
+        if self._notifier is not None:
+            self._notifier.notify(*topics)

@@ -62,10 +62,9 @@ class InstallationReads(ReadSession):
         """Fingerprint, software version and time of the last deployment; None if it was never completed."""
         return next(iter(await self._dicts("deployed_schema", {})), None)
 
-    async def columns(self) -> frozenset[tuple[str, str]]:
-        """The columns of the deployed tables, each with its table."""
-        rows = await self._dicts("deployed_columns", {})
-        return frozenset((row["table_name"], row["column_name"]) for row in rows)
+    async def deployed_parts(self) -> list[str]:
+        """The columns and functions of the deployed schema, as `missing_parts` needs them."""
+        return [row["name"] for row in await self._dicts("deployed_parts", {})]
 
     async def database_name(self) -> str:
         return str((await self._dicts("api_database_name", {}))[0]["database"])

@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import JsonValue
 
 from dagmaster.database.reads.session import ReadSession
-from dagmaster.jobs.model import StoredObject
+from dagmaster.jobs.model import StoredJson
 from dagmaster.jobs.states import NodeStatus
 
 MAX_TASK_BYTES = 16_384  # of the params or the output of a task in a list; larger ones are left out
@@ -34,7 +34,7 @@ class OldTask:
     fan_out_index: int | None
     task_id: str | None
     status: NodeStatus
-    input_params: StoredObject | None
+    input_params: StoredJson | None
     output: JsonValue
     error_message: str | None
     retry_count: int
@@ -61,4 +61,4 @@ class LegacyReads(ReadSession):
     async def old_tasks(self, job_id: UUID, node_ids: Sequence[str], *, limit: int, offset: int) -> list[OldTask]:
         """Tasks of these nodes and of their children, in the given order and by index."""
         values = {"job_id": job_id, "node_ids": list(node_ids), "limit": limit, "offset": offset}
-        return await self._many("legacy_tasks", {**values, "most_bytes": MAX_TASK_BYTES}, OldTask)
+        return await self._many("legacy_tasks", {**values, "max_bytes": MAX_TASK_BYTES}, OldTask)

@@ -17,7 +17,7 @@ from dagmaster.database.reads.session import models
 from dagmaster.errors import NotFound
 from dagmaster.jobs import payload
 from dagmaster.jobs.fan import ChildResult
-from dagmaster.jobs.model import NodeState, StoredObject
+from dagmaster.jobs.model import NodeState, StoredJson
 from dagmaster.jobs.payload import Reference
 from dagmaster.jobs.states import TASK_TERMINAL, TaskStatus
 
@@ -34,7 +34,7 @@ class ReportedProgress:
     job_id: UUID
     node_id: str
     attempt: int
-    progress: StoredObject
+    progress: StoredJson
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class LiveTask:
     worker_id: UUID | None
     worker_host: str | None
     worker_pid: int | None
-    progress: StoredObject | None
+    progress: StoredJson | None
     live_workers: int
     serving_workers: int
     tasks_ahead: int | None
@@ -186,7 +186,7 @@ class NodeReads(JobReads):
         offset, total = 0, (rows[0]["total"] if rows else None) or 0
         while offset < total:
             count = min(CHILDREN_PAGE, total - offset)
-            values = {"job_id": job_id, "node_id": fan_out, "offset": offset, "limit": count, "most_bytes": PAGE_BYTES}
+            values = {"job_id": job_id, "node_id": fan_out, "offset": offset, "limit": count, "max_bytes": PAGE_BYTES}
             page = await self._many("read_results", values, ChildResult)
             if not page:
                 return

@@ -6,7 +6,7 @@ from datetime import datetime
 from dagmaster.client.models.workflows import StoredDefinition
 from dagmaster.database.reads.session import ReadSession
 from dagmaster.errors import NotFound
-from dagmaster.jobs.model import StoredObject
+from dagmaster.jobs.model import StoredJson
 
 MAX_COUNTED = 1000
 
@@ -22,7 +22,7 @@ class StatusResults:
 
 
 class _DefinitionRow(StoredDefinition):
-    definition: StoredObject
+    definition: StoredJson
 
 
 class WorkflowReads(ReadSession):
@@ -43,7 +43,7 @@ class WorkflowReads(ReadSession):
 
     async def definition(
         self, workflow_id: str, definition_hash: str, current: str | None
-    ) -> tuple[StoredDefinition, StoredObject]:
+    ) -> tuple[StoredDefinition, StoredJson]:
         values = {
             "workflow_id": workflow_id,
             "definition_hash": definition_hash,

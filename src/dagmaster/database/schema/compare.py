@@ -56,7 +56,7 @@ class SchemaObject(NamedTuple):
     name: str
 
 
-Facts = dict[SchemaObject, str]
+SchemaFacts = dict[SchemaObject, str]
 
 # Every column, default, constraint, index and storage option of one schema's tables, in PostgreSQL's own words.
 _FACTS = r"""
@@ -129,7 +129,7 @@ def compare(
     ]
 
 
-def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> Facts:
+def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> SchemaFacts:
     """How PostgreSQL describes these tables, with the schema's name taken out."""
     rows = connection.execute(sa.text(_FACTS), {"schema": schema, "tables": list(tables)})
     return {
@@ -137,7 +137,7 @@ def facts(connection: sa.Connection, schema: str, tables: Iterable[str]) -> Fact
     }
 
 
-def _expected(connection: sa.Connection, records: tuple[type[Record], ...], prepare: Callable[[], None]) -> Facts:
+def _expected(connection: sa.Connection, records: tuple[type[Record], ...], prepare: Callable[[], None]) -> SchemaFacts:
     savepoint = connection.begin_nested()
     try:
         prepare()
@@ -255,7 +255,7 @@ def _is_partitioned(index: sa.Index) -> bool:
     return index.table is not None and bool(index.table.dialect_options["postgresql"]["partition_by"])
 
 
-def _fact_changes(live: Facts, expected: Facts) -> Iterator[SchemaChange]:
+def _fact_changes(live: SchemaFacts, expected: SchemaFacts) -> Iterator[SchemaChange]:
     """Differences between objects that both sides have; Alembic finds missing objects, except constraints."""
     columns = {subject for subject in live if subject.kind == "column"}
     tables = {subject.table for subject in columns}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dagmaster.assets.external import EXPORT_WORKFLOWS, WITHDRAWAL_WORKFLOW
+from dagmaster.assets.external_copies import EXPORT_WORKFLOWS, WITHDRAWAL_WORKFLOW
 from dagmaster.assets.model import AssetEvent, AssetSubmission, StacDocument
 from dagmaster.jobs import states
 from dagmaster.jobs.model import Job, JobEvent, NodeState, Task, WorkflowDefinition

@@ -62,10 +62,10 @@ def grant_to_platform(dsn: str, role: str) -> None:
         _allow_temporary_tables(connection, role)
 
 
-def grant_to_maps(dsn: str, role: str | None = None) -> None:
+def grant_to_maps(dsn: str) -> None:
     """Give the role of map servers its rights, if the server has such a role: NAME_serving, for the database NAME."""
     with translate_errors(), TokenBlockingConnection.connect(dsn, autocommit=True) as connection:
-        role = role or f"{connection.info.dbname}_serving"
+        role = f"{connection.info.dbname}_serving"
         if connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [role]).rowcount:
             _grant(connection, role, _STATEMENTS_OF_MAPS, _CATALOG_ROLE_OF_MAPS)
 
@@ -92,7 +92,9 @@ def _grant(connection: psycopg.Connection[object], role: str, statements: Sequen
     with connection.transaction():
         for statement in _composed(statements, role):
             connection.execute(statement)
-        # The roles of pgSTAC belong to the server: another database may have created them.
-        if connection.execute("SELECT FROM pg_namespace WHERE nspname = 'pgstac'").rowcount:
+        # The roles of pgSTAC belong to the server: another database may have created them, and a restored database may
+        # have the schema without them.
+        has_catalog = "SELECT FROM pg_namespace, pg_roles WHERE nspname = 'pgstac' AND rolname = %s"
+        if connection.execute(has_catalog, [catalog_role]).rowcount:
             grant = sql.SQL("GRANT {} TO {}").format(sql.Identifier(catalog_role), sql.Identifier(role))
             connection.execute(grant)

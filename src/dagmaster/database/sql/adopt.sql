@@ -116,8 +116,8 @@ SELECT version.ordinal, version.revision,
 -- Create the asset with its versions, unless it exists. Earlier releases served all versions to everyone in the
 -- installation.
 WITH asset AS (
-    INSERT INTO dagapp.geospatial_assets (asset_id, platform_id, platform_refs, dataset_id, title, clearance_state, cleared_at,
-                                          cleared_by, exposure, latest_approved_version_ordinal, created_by)
+    INSERT INTO dagapp.geospatial_assets (asset_id, platform_id, platform_refs, dataset_id, title, clearance_state,
+                                          cleared_at, cleared_by, exposure, latest_approved_version_ordinal, created_by)
     VALUES (%(asset_id)s, 'local', jsonb_build_object('dataset', %(dataset_id)s::text), %(dataset_id)s,
             (SELECT content ->> 'title'
                FROM dagapp.stac_documents
@@ -131,16 +131,18 @@ WITH asset AS (
 ), edition AS (
     SELECT asset.asset_id, given.ordinal, given.revision, given.label
       FROM asset
-     CROSS JOIN unnest(%(ordinals)s::int[], %(revisions)s::int[], %(labels)s::text[]) AS given (ordinal, revision, label)
+     CROSS JOIN unnest(%(ordinals)s::int[], %(revisions)s::int[], %(labels)s::text[])
+             AS given (ordinal, revision, label)
 ), version AS (
-    INSERT INTO dagapp.asset_versions (asset_id, version_ordinal, version_label, platform_refs, revision, approval_state,
-                                       processing_state, approved_revision, reviewer, reviewed_at)
+    INSERT INTO dagapp.asset_versions (asset_id, version_ordinal, version_label, platform_refs, revision,
+                                       approval_state, processing_state, approved_revision, reviewer, reviewed_at)
     SELECT asset_id, ordinal, label, jsonb_build_object('dataset', %(dataset_id)s::text, 'version', label),
            revision, 'approved', 'completed', revision, 'dagmaster', dagapp.clock()
       FROM edition
 ), run AS (
-    INSERT INTO dagapp.asset_revisions (asset_id, version_ordinal, revision, parameters, parameters_hash, source, is_partial,
-                                        is_unfit, processing_state, outputs, reviewed_as, reviewed_at, processed_at)
+    INSERT INTO dagapp.asset_revisions (asset_id, version_ordinal, revision, parameters, parameters_hash, source,
+                                        is_partial, is_unfit, processing_state, outputs, reviewed_as, reviewed_at,
+                                        processed_at)
     SELECT asset_id, ordinal, revision, '{}', '', '{}', false, false, 'completed',
            jsonb_build_object('stac_collection_id', %(dataset_id)s::text), 'approved', dagapp.clock(), dagapp.clock()
       FROM edition

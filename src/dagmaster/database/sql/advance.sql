@@ -11,10 +11,12 @@ WITH held AS MATERIALIZED (
            SELECT j.job_id, j.epoch, j.last_sequence,
                   CASE WHEN j.stopping IS NOT NULL THEN NULL
                        WHEN j.cancel_requested_at IS NOT NULL
-                       THEN jsonb_build_object('stop', 'cancelled', 'by', j.cancel_requested_by, 'why', j.cancel_reason)
+                       THEN jsonb_build_object('stop', 'cancelled', 'by', j.cancel_requested_by,
+                                               'reason', j.cancel_reason)
                        WHEN j.deadline_at < dagapp.clock() THEN jsonb_build_object('stop', 'deadline') END AS stop
              FROM dagapp.dag_jobs j
-            -- Not `j.owner_id =`: the planner could use the index by owner, and read all jobs of the owner for each of these.
+            -- Not `j.owner_id =`: the planner could use the index by owner, and read all jobs of the owner for each of
+            -- these.
             WHERE j.job_id = k.job_id AND j.owner_id IS NOT DISTINCT FROM %(owner_id)s AND j.claim_token = k.token
               AND j.status IN ('pending', 'running')
               AND (NOT %(reported_only)s
@@ -80,7 +82,7 @@ WITH late AS MATERIALIZED (
     RETURNING t.job_id, t.node_id, t.attempt, t.status, t.started_at, t.worker_id, t.timeout_seconds,
               extract(epoch FROM t.expires_at - t.available_at)::float8 AS queue_seconds
 )
-SELECT CASE e.status WHEN 'lost' THEN 'lost' ELSE 'overran' END AS kind,
+SELECT CASE e.status WHEN 'lost' THEN 'lost' WHEN 'cancelled' THEN 'expired' ELSE 'overran' END AS kind,
        e.job_id, e.node_id, e.attempt, n.parent_node_id, n.fan_out_index, n.status,
        n.retry_count, n.loss_count, e.started_at, e.worker_id::text AS worker_id,
        CASE e.status WHEN 'cancelled' THEN e.queue_seconds ELSE e.timeout_seconds END AS seconds
@@ -168,8 +170,8 @@ UPDATE dagapp.dag_node_states n
  WHERE n.job_id = k.job_id AND n.node_id = k.node_id AND n.status <> 'ready';
 
 -- part: write
--- What nearly every step writes: node states, tasks, events and the jobs themselves. The rows to join are expanded first
--- (materialized), so that tables are only accessed by their whole key.
+-- What nearly every step writes: node states, tasks, events and the jobs themselves. The rows to join are expanded
+-- first (materialized), so that tables are only accessed by their whole key.
 change AS MATERIALIZED (
     SELECT (c ->> 'job_id')::uuid AS job_id, (c ->> 'epoch')::bigint AS epoch, (c ->> 'priority')::smallint AS priority,
            (c ->> 'sequence')::bigint AS sequence, c
@@ -180,9 +182,8 @@ change AS MATERIALIZED (
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'nodes')
            AS m (node_id text, status text, attempt int, retry_count int, loss_count int, max_retries int, reason text,
                  error jsonb, output jsonb, takes_result boolean, input_params jsonb, wait_seconds float8, total int,
-                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, settled_stale int, label text,
-                 started_at timestamptz,
-                 finished_at timestamptz)
+                 expanded int, ended int, ended_failed int, ended_cancelled int, woken int, settled_stale int,
+                 label text, started_at timestamptz, finished_at timestamptz)
 ), moved AS (
     UPDATE dagapp.dag_node_states n
        SET status = m.status,
@@ -223,15 +224,15 @@ change AS MATERIALIZED (
     RETURNING 1
 ), queued AS (
     INSERT INTO dagapp.dag_tasks
-           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
-            expires_at, traceparent)
+           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds,
+            retry_count, expires_at, traceparent)
     SELECT change.job_id, t.node_id, t.attempt, t.queue, t.handler, change.priority, 'queued', t.params, t.params_ref,
            t.timeout_seconds, t.retry_count, (SELECT dagapp.clock()) + make_interval(secs => t.queue_timeout_seconds),
            change.c ->> 'traceparent'
       FROM change
      CROSS JOIN LATERAL jsonb_to_recordset(change.c -> 'tasks')
-           AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb, timeout_seconds float8,
-                 retry_count int, queue_timeout_seconds float8)
+           AS t (node_id text, attempt int, queue text, handler text, params jsonb, params_ref jsonb,
+                 timeout_seconds float8, retry_count int, queue_timeout_seconds float8)
     RETURNING job_id, node_id, attempt, queue
 ), recorded AS (
     INSERT INTO dagapp.dag_job_events
@@ -284,7 +285,8 @@ next_attempt AS MATERIALIZED (
 ), new_children AS (
     INSERT INTO dagapp.dag_node_states
            (job_id, node_id, status, parent_node_id, fan_out_index, label, attempt, max_retries, dispatched_at)
-    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries, (SELECT dagapp.clock())
+    SELECT change.job_id, b.node_id, 'dispatched', family.key, b.index, b.label, 1, b.max_retries,
+           (SELECT dagapp.clock())
       FROM change
      CROSS JOIN LATERAL jsonb_each(change.c -> 'children') AS family
      CROSS JOIN LATERAL jsonb_to_recordset(family.value)
@@ -292,8 +294,8 @@ next_attempt AS MATERIALIZED (
     RETURNING 1
 ), queued_again AS (
     INSERT INTO dagapp.dag_tasks
-           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds, retry_count,
-            expires_at, traceparent)
+           (job_id, node_id, attempt, queue, handler, priority, status, params, params_ref, timeout_seconds,
+            retry_count, expires_at, traceparent)
     SELECT p.job_id, p.node_id, a.attempt, p.queue, p.handler, p.priority, 'queued', p.params, p.params_ref,
            p.timeout_seconds, a.retry_count, dagapp.clock() + (p.expires_at - p.available_at), p.traceparent
       FROM next_attempt a
@@ -346,7 +348,8 @@ WITH
 ;
 
 -- name: apply_steps
--- Write the changes of a step that contain no children, next attempts or poisoned tasks: the statement is cheaper without them.
+-- Write the changes of a step that contain no children, next attempts or poisoned tasks: the statement is cheaper
+-- without them.
 WITH
 -- use: write
 -- use: step_written
@@ -429,8 +432,8 @@ UPDATE dagapp.dag_tasks t
  WHERE t.job_id = live.job_id AND t.node_id = live.node_id AND t.attempt = live.attempt;
 
 -- name: fail_job
--- End a job that cannot be advanced and has no task left: cancel its nodes, count its children, fail the job. No JSON of its
--- rows is read, because that may be what fails. Results that were not processed stay without effect.
+-- End a job that cannot be advanced and has no task left: cancel its nodes, count its children, fail the job. No JSON
+-- of its rows is read, because that may be what fails. Results that were not processed stay without effect.
 WITH held AS MATERIALIZED (
     SELECT j.job_id, j.epoch, j.last_sequence
       FROM dagapp.dag_jobs j
@@ -479,8 +482,8 @@ WITH held AS MATERIALIZED (
 ), recorded AS (
     INSERT INTO dagapp.dag_job_events
            (job_id, sequence, node_id, event_type, event_status, attempt, epoch, event_data, created_at)
-    SELECT held.job_id, held.last_sequence + o.place, o.node_id, 'node_cancelled', 'cancelled', o.live_attempt, held.epoch,
-           '{"reason": "not_advanced"}'::jsonb, dagapp.clock()
+    SELECT held.job_id, held.last_sequence + o.place, o.node_id, 'node_cancelled', 'cancelled', o.live_attempt,
+           held.epoch, '{"reason": "not_advanced"}'::jsonb, dagapp.clock()
       FROM held
       JOIN open_nodes o
      USING (job_id)

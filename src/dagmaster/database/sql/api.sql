@@ -1,7 +1,8 @@
 -- part: job_summary
 j.job_id, j.workflow_id, j.workflow_version, j.definition_hash, j.status, j.priority, j.correlation_id, j.submitted_by,
-       j.asset_id, j.version_ordinal, left(j.error_message, 1000) AS error_message, j.resume_count, j.cancel_requested_at,
-       j.version, j.last_sequence AS sequence, j.created_at, j.updated_at, j.started_at, j.completed_at
+       j.asset_id, j.version_ordinal, left(j.error_message, 1000) AS error_message, j.resume_count,
+       j.cancel_requested_at, j.version, j.last_sequence AS sequence, j.created_at, j.updated_at, j.started_at,
+       j.completed_at
 
 -- part: job_filters
 (%(workflow_id)s::text IS NULL OR j.workflow_id = %(workflow_id)s)
@@ -17,9 +18,9 @@ j.job_id, j.workflow_id, j.workflow_version, j.definition_hash, j.status, j.prio
            AND j.job_id < dagapp.first_uuid_at(greatest('epoch', %(created_before)s + interval '1 day')))
 
 -- name: api_jobs
--- Jobs, newest first, a page at a time. Ids begin with the time of creation on the submitter's clock, so a range of creation
--- times is a range of the index, extended by a day on both sides. A single value is compared by `=`: an index that begins with
--- this column then has the order of the page.
+-- Jobs, newest first, a page at a time. Ids begin with the time of creation on the submitter's clock, so a range of
+-- creation times is a range of the index, extended by a day on both sides. A single value is compared by `=`: an index
+-- that begins with this column then has the order of the page.
 SELECT
 -- use: job_summary
        , dagapp.clock() AS now
@@ -104,10 +105,10 @@ SELECT set_config('enable_bitmapscan', 'on', true);
 
 -- name: api_job
 -- A job, without its claim token, which is secret.
-SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, owner_id, owner_heartbeat_at,
-       epoch, correlation_id, submitted_by, callback_url, idempotency_key, message_id, asset_id, version_ordinal,
-       deadline_at, result_data, error_message, cancel_requested_at, cancel_requested_by, cancel_reason, stopping,
-       resume_count, last_sequence, version, created_at, updated_at, started_at, completed_at
+SELECT job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, owner_id,
+       owner_heartbeat_at, epoch, correlation_id, submitted_by, callback_url, idempotency_key, message_id, asset_id,
+       version_ordinal, deadline_at, result_data, error_message, cancel_requested_at, cancel_requested_by,
+       cancel_reason, stopping, resume_count, last_sequence, version, created_at, updated_at, started_at, completed_at
   FROM dagapp.dag_jobs
  WHERE job_id = %(job_id)s;
 
@@ -135,13 +136,14 @@ SELECT job_id, status, last_sequence
 -- One node, or one child.
 SELECT job_id, node_id, status, task_id, parent_node_id, fan_out_index, label, input_params, output, output_ref,
        error_message, error, reason, attempt, retry_count, loss_count, max_retries, not_before, total, expanded,
-       remaining, failed_count, cancelled_count, idle_count, is_idle, dispatched_at, started_at, completed_at, version, run
+       remaining, failed_count, cancelled_count, idle_count, is_idle, dispatched_at, started_at, completed_at, version,
+       run
   FROM dagapp.dag_node_states
  WHERE job_id = %(job_id)s AND node_id = %(node_id)s;
 
 -- name: api_stopping_tasks
--- The tasks of a job that were asked to stop, without those that had ended before the cancel request: when the handler was
--- notified, and how the task ended.
+-- The tasks of a job that were asked to stop, without those that had ended before the cancel request: when the handler
+-- was notified, and how the task ended.
 SELECT t.task_id, t.node_id, t.attempt, t.handler, t.status, t.worker_id, t.stop_requested_at AS requested_at,
        t.stop_seen_at AS acknowledged_at, t.finished_at
   FROM dagapp.dag_jobs j
@@ -176,8 +178,8 @@ SELECT t.attempt, t.task_id, t.status, t.queue, t.handler, t.priority, t.params,
  LIMIT %(limit)s;
 
 -- name: api_log_lines
--- The log lines of a job's attempts by node, attempt and number: those of the report, or else the last ones that the worker
--- sent while the attempt ran. For a fan_out also the lines of its children.
+-- The log lines of a job's attempts by node, attempt and number: those of the report, or else the last ones that the
+-- worker sent while the attempt ran. For a fan_out also the lines of its children.
 SELECT t.node_id, t.attempt, l.number, l.line, t.available_at AS queued_at
   FROM dagapp.dag_tasks t
   LEFT JOIN LATERAL (SELECT x.metrics -> 'log' AS log
@@ -202,7 +204,8 @@ SELECT t.node_id, t.attempt, l.number, l.line, t.available_at AS queued_at
 SELECT t.node_id, t.attempt, l.number, l.line, t.available_at AS queued_at
   FROM dagapp.dag_tasks t
  CROSS JOIN LATERAL (SELECT (e.line -> 'number')::int AS number, e.line
-                       FROM jsonb_path_query(t.log, '$[*] ? (@.number >= 1 && @.number <= 2147483647)') AS e (line)) AS l
+                       FROM jsonb_path_query(t.log, '$[*] ? (@.number >= 1 && @.number <= 2147483647)')
+                                AS e (line)) AS l
  WHERE t.job_id = %(job_id)s AND t.status = 'running'
    AND (t.node_id, t.attempt, l.number) > (%(after_node)s::text, %(after_attempt)s::int, %(after_number)s::int)
    AND (%(node_id)s::text IS NULL OR t.node_id = %(node_id)s
@@ -290,8 +293,8 @@ SELECT b.node_id, b.attempt, b.task_id, n.parent_node_id, n.label, b.status, b.q
  ORDER BY b.index, b.attempt;
 
 -- name: api_live_tasks
--- The queued or running task of each of these nodes, with the number of tasks before it in its queue (counted up to a limit,
--- once per queue) and of live workers that can run it.
+-- The queued or running task of each of these nodes, with the number of tasks before it in its queue (counted up to a
+-- limit, once per queue) and of live workers that can run it.
 WITH RECURSIVE live AS MATERIALIZED (
     SELECT t.*
       FROM unnest(%(node_ids)s::text[]) AS k (node_id)
@@ -323,7 +326,8 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
        (SELECT w.pid FROM dagapp.workers w WHERE w.worker_id = l.worker_id) AS worker_pid,
        l.progress, served_by.live_workers, served_by.serving_workers,
        CASE WHEN l.status = 'queued'
-            THEN least((SELECT min(f.place) FROM first_tasks f WHERE f.position = l.position), %(most)s::int) END AS tasks_ahead
+            THEN least((SELECT min(f.place) FROM first_tasks f WHERE f.position = l.position), %(most)s::int)
+       END AS tasks_ahead
   FROM live l
   JOIN (SELECT k.queue, k.handler, count(w.worker_id) FILTER (WHERE k.handler = ANY (w.handlers))::int AS live_workers,
                count(w.worker_id)::int AS serving_workers
@@ -334,8 +338,8 @@ SELECT l.node_id, l.status, l.queue, l.handler, l.priority, l.available_at AS qu
     ON served_by.queue = l.queue AND served_by.handler = l.handler;
 
 -- name: api_unfinished_children
--- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait for
--- their next attempt. Both have an index of their own.
+-- Children of a fan_out that have not ended, in the order of their keys: those with a live task, and those that wait
+-- for their next attempt. Both have an index of their own.
 WITH live AS MATERIALIZED (
     SELECT t.node_id
       FROM dagapp.dag_tasks t
@@ -359,9 +363,9 @@ WITH live AS MATERIALIZED (
       ORDER BY w.node_id
       LIMIT %(limit)s)
 )
-SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
-       n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
-       n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count
+SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt,
+       n.retry_count, n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count,
+       n.cancelled_count, n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count
   FROM unfinished u
  CROSS JOIN LATERAL (SELECT c.*
                        FROM dagapp.dag_node_states c
@@ -420,13 +424,14 @@ WITH running AS MATERIALIZED (
       FROM dagapp.dag_tasks t
      WHERE t.status = 'running'
 )
-SELECT w.worker_id, w.host, w.pid, w.software_version, w.worker_type, w.queues, w.handlers, w.started_at, w.heartbeat_at,
-       w.stats,
+SELECT w.worker_id, w.host, w.pid, w.software_version, w.worker_type, w.queues, w.handlers, w.started_at,
+       w.heartbeat_at, w.stats,
        extract(epoch FROM dagapp.clock() - w.heartbeat_at)::float8 AS heartbeat_age_seconds,
        w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s) AS is_alive,
        (SELECT count(*)::int FROM running r WHERE r.worker_id = w.worker_id) AS running_count,
        coalesce((SELECT jsonb_agg(jsonb_build_object('task_id', r.task_id, 'handler', r.handler, 'queue', r.queue,
-                                                     'started_at', r.started_at, 'progress', r.progress) ORDER BY r.place)
+                                                     'started_at', r.started_at, 'progress', r.progress)
+                                  ORDER BY r.place)
                    FROM running r
                   WHERE r.worker_id = w.worker_id AND r.place <= 20), '[]') AS running
   FROM dagapp.workers w
@@ -479,7 +484,8 @@ WITH RECURSIVE holding AS (
               FROM dagapp.workers w
              WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)) AS live
      CROSS JOIN LATERAL (SELECT e.key AS name, e.value
-                           FROM jsonb_each(CASE jsonb_typeof(live.stats) WHEN 'object' THEN live.stats ELSE '{}' END) AS e
+                           FROM jsonb_each(CASE jsonb_typeof(live.stats) WHEN 'object' THEN live.stats ELSE '{}' END)
+                                    AS e
                           WHERE e.key IN ('enqueued_per_minute', 'started_per_minute', 'finished_per_minute')
                             AND jsonb_typeof(e.value) = 'object') AS s
      CROSS JOIN LATERAL (SELECT v.key AS queue, (v.value #>> '{}')::float8 AS rate
@@ -513,8 +519,8 @@ SELECT n.queue, 'tasks' AS kind,
     ON s.queue = n.queue
  WHERE (%(only)s::text IS NULL OR n.queue = %(only)s)
  UNION ALL
-SELECT %(job_queue)s::text, 'submissions', count(*)::int, extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8, 0,
-       0, NULL, false, NULL, NULL, NULL
+SELECT %(job_queue)s::text, 'submissions', count(*)::int,
+       extract(epoch FROM dagapp.clock() - min(m.enqueued_at))::float8, 0, 0, NULL, false, NULL, NULL, NULL
   FROM dagapp.dag_job_messages m
  WHERE m.queue = %(job_queue)s AND %(only)s::text IS NULL
 HAVING %(only)s::text IS NULL
@@ -534,7 +540,8 @@ SELECT t.queue, count(*)::int AS count
 
 -- name: api_dead_letters
 -- Dead letters, newest first.
-SELECT dead_letter_id, queue, message_id, reason, description, body, created_at, queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
+SELECT dead_letter_id, queue, message_id, reason, description, body, created_at,
+       queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
        CASE WHEN reason = 'PoisonTask' THEN (body ->> 'job_id')::uuid END AS job_id,
        CASE WHEN reason = 'PoisonTask' THEN body ->> 'node_id' END AS node_id
   FROM dagapp.dag_dead_letters
@@ -545,7 +552,8 @@ SELECT dead_letter_id, queue, message_id, reason, description, body, created_at,
 
 -- name: api_dead_letter
 -- One dead letter.
-SELECT dead_letter_id, queue, message_id, reason, description, body, created_at, queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
+SELECT dead_letter_id, queue, message_id, reason, description, body, created_at,
+       queue = %(job_queue)s OR reason = 'PoisonTask' AS is_replayable,
        CASE WHEN reason = 'PoisonTask' THEN (body ->> 'job_id')::uuid END AS job_id,
        CASE WHEN reason = 'PoisonTask' THEN body ->> 'node_id' END AS node_id
   FROM dagapp.dag_dead_letters
@@ -564,8 +572,10 @@ SELECT workflow_id,
        count(*) FILTER (WHERE status IN ('pending', 'running'))::int AS active,
        count(*) FILTER (WHERE status = 'completed')::int AS completed,
        count(*) FILTER (WHERE status IN ('failed', 'partial_success', 'cancelled'))::int AS not_completed,
-       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8) AS p50_seconds,
-       percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8) AS p95_seconds
+       percentile_cont(0.5) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8)
+           AS p50_seconds,
+       percentile_cont(0.95) WITHIN GROUP (ORDER BY extract(epoch FROM completed_at - created_at)::float8)
+           AS p95_seconds
   FROM dagapp.dag_jobs
  WHERE job_id >= dagapp.first_uuid_at(dagapp.clock() - make_interval(hours => %(hours)s))
  GROUP BY workflow_id
@@ -613,16 +623,20 @@ SELECT i.fingerprint, current_database() AS database,
          WHERE w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)) AS live_workers
   FROM dagapp.schema_info i;
 
--- name: deployed_columns
--- The columns of the deployed tables, with which a process compares those that it needs.
-SELECT c.relname::text AS table_name, a.attname::text AS column_name
+-- name: deployed_parts
+-- The columns and functions of the deployed schema, with which a process compares those that it needs.
+SELECT concat(c.relname, '.', a.attname) AS name
   FROM pg_class c
   JOIN pg_attribute a ON a.attrelid = c.oid
  WHERE c.relnamespace = to_regnamespace('dagapp')
    AND c.relkind IN ('r', 'p')
    AND NOT c.relispartition
    AND a.attnum > 0
-   AND NOT a.attisdropped;
+   AND NOT a.attisdropped
+ UNION ALL
+SELECT concat(proname, '()')
+  FROM pg_proc
+ WHERE pronamespace = to_regnamespace('dagapp');
 
 -- name: api_database_name
 -- The name that confirms a destructive operation.

@@ -7,8 +7,8 @@ v.approval_state = 'pending_review' AND v.processing_state = 'completed' AND v.d
 -- name: review_queue
 -- Versions that wait for a review, the one that has waited longest first, a page at a time.
 SELECT a.asset_id, a.dataset_id, a.title, a.platform_id, v.version_ordinal, v.version_label, v.revision,
-       v.updated_at AS waiting_since, r.workflow_id, r.job_id, r.submitted_by, coalesce(r.is_partial, false) AS is_partial,
-       r.same_content_as,
+       v.updated_at AS waiting_since, r.workflow_id, r.job_id, r.submitted_by,
+       coalesce(r.is_partial, false) AS is_partial, r.same_content_as,
        (SELECT d.content #> '{extent,spatial,bbox,0}'
           FROM dagapp.stac_documents AS d
          WHERE d.dataset_id = a.dataset_id AND d.version_ordinal = v.version_ordinal AND d.revision = v.revision
@@ -22,7 +22,8 @@ SELECT a.asset_id, a.dataset_id, a.title, a.platform_id, v.version_ordinal, v.ve
  WHERE
 -- use: waits_for_review
    AND (%(after_at)s::timestamptz IS NULL
-        OR (v.updated_at, v.asset_id, v.version_ordinal) > (%(after_at)s, %(after_asset)s::text, %(after_ordinal)s::int))
+        OR (v.updated_at, v.asset_id, v.version_ordinal)
+           > (%(after_at)s, %(after_asset)s::text, %(after_ordinal)s::int))
    AND (%(platform_id)s::text IS NULL OR a.platform_id = %(platform_id)s)
  ORDER BY v.updated_at, v.asset_id, v.version_ordinal
  LIMIT %(limit)s;
@@ -61,8 +62,9 @@ SELECT (SELECT d.content
 
 -- name: revision_origin
 -- What a revision was made of, and by which job.
-SELECT r.version_ordinal, r.revision, r.source, r.source_size, r.content_hash, r.same_content_as, r.workflow_id, r.parameters,
-       r.submitted_by, r.job_id, r.created_at, r.processed_at, j.workflow_version, j.definition_hash, j.input_params AS inputs
+SELECT r.version_ordinal, r.revision, r.source, r.source_size, r.content_hash, r.same_content_as, r.workflow_id,
+       r.parameters, r.submitted_by, r.job_id, r.created_at, r.processed_at, j.workflow_version, j.definition_hash,
+       j.input_params AS inputs
   FROM dagapp.asset_revisions AS r
   LEFT JOIN dagapp.dag_jobs AS j
     ON j.job_id = r.job_id

@@ -2,7 +2,8 @@
 
 -- part: asset_columns
 a.asset_id, a.dataset_id, a.platform_id, a.platform_refs, a.title, a.clearance_state, a.exposure,
-       a.latest_approved_version_ordinal, a.deleted_at, a.created_at, a.updated_at, counted.version_count, counted.to_review
+       a.latest_approved_version_ordinal, a.deleted_at, a.created_at, a.updated_at, counted.version_count,
+       counted.to_review
 
 -- part: asset_counts
 SELECT count(*)::int AS version_count,
@@ -146,7 +147,8 @@ SELECT e.event_id, e.action, e.actor, e.reason, e.asset_id, a.dataset_id, e.vers
 
 -- name: asset_platforms
 -- The platforms; with an id, that one.
-SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at
+SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at,
+       updated_at
   FROM dagapp.platforms
  WHERE %(platform_id)s::text IS NULL OR platform_id = %(platform_id)s
  ORDER BY platform_id;
@@ -156,7 +158,8 @@ SELECT platform_id, display_name, required_refs, optional_refs, version_ref, is_
 INSERT INTO dagapp.platforms (platform_id, display_name, required_refs, optional_refs, version_ref, b2b_may_approve)
 VALUES (%(platform_id)s, %(display_name)s, %(required_refs)s, %(optional_refs)s, %(version_ref)s, %(b2b_may_approve)s)
     ON CONFLICT (platform_id) DO NOTHING
-RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
+RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at,
+          updated_at;
 
 -- name: asset_platform_set
 -- Change the name of a platform, whether it may submit, or whether its keys may approve, if it has not changed since
@@ -168,14 +171,15 @@ UPDATE dagapp.platforms
        updated_at = dagapp.clock()
  WHERE platform_id = %(platform_id)s
    AND (%(seen)s::bigint IS NULL OR (extract(epoch FROM updated_at) * 1000000)::bigint = %(seen)s)
-RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at, updated_at;
+RETURNING platform_id, display_name, required_refs, optional_refs, version_ref, is_active, b2b_may_approve, created_at,
+          updated_at;
 
 -- name: asset_submission
 -- A request, and the state of the revision that it led to. Another platform may have used the same id before.
 SELECT dagapp.shown_request_id(s.request_id) AS request_id, s.platform_id, s.asset_id, s.version_ordinal, s.revision,
        s.outcome, s.same_content_as, s.superseded_job_id, s.request_hash, s.created_at,
-       a.dataset_id, v.version_label, greatest(s.created_at, a.updated_at, v.updated_at) AS updated_at, r.job_id, r.workflow_id,
-       present.status, present.reason
+       a.dataset_id, v.version_label, greatest(s.created_at, a.updated_at, v.updated_at) AS updated_at, r.job_id,
+       r.workflow_id, present.status, present.reason
   FROM dagapp.asset_submissions AS s
   JOIN dagapp.geospatial_assets AS a USING (asset_id)
   JOIN dagapp.asset_versions AS v USING (asset_id, version_ordinal)
@@ -360,8 +364,8 @@ WITH inserted AS (
     INSERT INTO dagapp.asset_submissions
            (request_id, platform_id, asset_id, version_ordinal, revision, outcome, same_content_as, superseded_job_id,
             request_hash, submitted_by, callback_url)
-    VALUES (%(request_id)s, %(platform_id)s, %(asset_id)s, %(ordinal)s, %(revision)s, %(outcome)s, %(same_content_as)s::int,
-            %(superseded_job_id)s::uuid, %(request_hash)s, %(actor)s, %(callback_url)s)
+    VALUES (%(request_id)s, %(platform_id)s, %(asset_id)s, %(ordinal)s, %(revision)s, %(outcome)s,
+            %(same_content_as)s::int, %(superseded_job_id)s::uuid, %(request_hash)s, %(actor)s, %(callback_url)s)
         ON CONFLICT (request_id) DO NOTHING
     RETURNING request_id
 ), subscribed AS (
@@ -382,8 +386,8 @@ SELECT request_id
 -- Record who did what, and why.
 INSERT INTO dagapp.asset_events
        (asset_id, version_ordinal, revision, platform_id, action, actor, reason, detail, request_id)
-VALUES (%(asset_id)s, %(ordinal)s::int, %(revision)s::int, %(platform_id)s, %(action)s, %(actor)s, %(reason)s, %(detail)s,
-        %(request_id)s)
+VALUES (%(asset_id)s, %(ordinal)s::int, %(revision)s::int, %(platform_id)s, %(action)s, %(actor)s, %(reason)s,
+        %(detail)s, %(request_id)s)
 RETURNING event_id;
 
 -- name: asset_past_runs

@@ -26,8 +26,8 @@ RETURNING c.generation;
 
 -- name: cache_readers
 -- The live orchestrators, and the generation of the workflows that each has read.
-SELECT owner_id AS instance_id, host, pid, coalesce(workflow_generation, -1) >= %(generation)s AS is_reloaded, workflow_count,
-       workflows_refused, workflows_read_at
+SELECT owner_id AS instance_id, host, pid, coalesce(workflow_generation, -1) >= %(generation)s AS is_reloaded,
+       workflow_count, workflows_refused, workflows_read_at
   FROM dagapp.orchestrators
  WHERE heartbeat_at > dagapp.clock() - make_interval(secs => %(alive)s)
  ORDER BY started_at, owner_id;

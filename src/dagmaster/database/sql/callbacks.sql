@@ -60,7 +60,9 @@ WITH RECURSIVE receivers AS (
            attempts = CASE WHEN e.tries < %(max_tries)s THEN e.attempts + 1 ELSE e.attempts END,
            tries = least(e.tries + 1, %(max_tries)s),
            lease_until = CASE WHEN e.tries < %(max_tries)s THEN dagapp.clock() + make_interval(secs => %(lease)s) END,
-           next_attempt_at = CASE WHEN e.tries < %(max_tries)s THEN dagapp.clock() + make_interval(secs => %(lease)s) END,
+           next_attempt_at = CASE WHEN e.tries < %(max_tries)s
+                                  THEN dagapp.clock() + make_interval(secs => %(lease)s)
+                             END,
            ended_at = CASE WHEN e.tries < %(max_tries)s THEN NULL ELSE dagapp.clock() END
       FROM due
      WHERE e.callback_id = due.callback_id
@@ -71,7 +73,8 @@ WITH RECURSIVE receivers AS (
       FROM claimed
      WHERE state = 'pending'
 )
-SELECT callback_id, sequence, request_id, platform_id, status, url, job_id, attempts AS number, tries, dagapp.clock() AS now,
+SELECT callback_id, sequence, request_id, platform_id, status, url, job_id, attempts AS number, tries,
+       dagapp.clock() AS now,
        coalesce(
            (SELECT j.traceparent FROM dagapp.dag_jobs j WHERE j.job_id = claimed.job_id),
            (SELECT j.traceparent
@@ -177,8 +180,8 @@ VALUES (%(platform_id)s, 'secret_rotated', %(actor)s, jsonb_build_object('overla
 
 -- part: shown_callbacks
 SELECT e.callback_id, e.sequence, e.request_id, e.platform_id, e.status, e.url, e.job_id, e.state,
-       coalesce(e.lease_until > dagapp.clock(), false) AS is_under_way, e.attempts, e.next_attempt_at, e.created_at, e.ended_at,
-       last.status_code AS last_status_code, last.error AS last_error
+       coalesce(e.lease_until > dagapp.clock(), false) AS is_under_way, e.attempts, e.next_attempt_at, e.created_at,
+       e.ended_at, last.status_code AS last_status_code, last.error AS last_error
   FROM dagapp.callback_events e
   LEFT JOIN LATERAL (
        SELECT d.status_code, d.error

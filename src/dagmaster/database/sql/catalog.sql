@@ -30,8 +30,8 @@ SELECT set_config('lock_timeout', %(lock_ms)s::text, true),
 SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog:' || %(collection)s::text, 0));
 
 -- name: catalog_lock_partitions
--- Wait until no transaction writes items, and let none begin until the end of this one. A new partition locks the table of
--- all items; a wait for that lock would also stop searches, so it has to be short.
+-- Wait until no transaction writes items, and let none begin until the end of this one. A new partition locks the table
+-- of all items; a wait for that lock would also stop searches, so it has to be short.
 SELECT pg_advisory_xact_lock(hashtextextended('dagmaster.catalog.partitions', 0));
 
 -- name: catalog_share_partitions
@@ -90,7 +90,8 @@ WITH known AS MATERIALIZED (
     SELECT id,
            content,
            (content -> 'properties' ->> 'dagmaster:version_ordinal')::int AS ordinal,
-           substr(id, length(collection || '-v' || (content -> 'properties' ->> 'dagmaster:version_ordinal')) + 1) AS part
+           substr(id, length(collection || '-v' || (content -> 'properties' ->> 'dagmaster:version_ordinal')) + 1)
+               AS part
       FROM pgstac.items
      WHERE collection = %(collection)s
        AND content -> 'properties' ->> 'dagmaster:version_ordinal' ~ '^[0-9]{1,9}$'
@@ -161,9 +162,15 @@ CROSS JOIN LATERAL (
                                   document.content #>> '{properties,end_datetime}' AS ends
                        ) AS given
                  CROSS JOIN LATERAL (
-                           SELECT CASE WHEN given.ends IS NULL THEN given.instant ELSE coalesce(given.starts, given.instant) END
+                           SELECT CASE WHEN given.ends IS NULL
+                                       THEN given.instant
+                                       ELSE coalesce(given.starts, given.instant)
+                                  END
                                       ::timestamptz AS begin_at,
-                                  CASE WHEN given.starts IS NULL THEN given.instant ELSE coalesce(given.ends, given.instant) END
+                                  CASE WHEN given.starts IS NULL
+                                       THEN given.instant
+                                       ELSE coalesce(given.ends, given.instant)
+                                  END
                                       ::timestamptz AS end_at
                        ) AS item
 
@@ -194,8 +201,8 @@ SELECT document.content
  ORDER BY document.document_id;
 
 -- name: catalog_publish_partitions
--- Create the partitions for the items of some editions, with their constraints. This is a statement of its own, because no
--- statement can create a partition of the table that it inserts into.
+-- Create the partitions for the items of some editions, with their constraints. This is a statement of its own, because
+-- no statement can create a partition of the table that it inserts into.
 SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
   FROM (
            SELECT tstzrange(min(item.begin_at), max(item.begin_at), '[]') AS begins,
@@ -211,8 +218,8 @@ SELECT pgstac.check_partition(%(collection)s, span.begins, span.ends)
 
 -- name: catalog_publish_items
 -- Insert the items of some editions, and replace those with the same ids. As pgSTAC requires, an item is stored without
--- the values that it shares with the base item of its collection, and with the number of that base item. Without a number,
--- pgSTAC uses the first one.
+-- the values that it shares with the base item of its collection, and with the number of that base item. Without a
+-- number, pgSTAC uses the first one.
 WITH given AS MATERIALIZED (
     SELECT document.document_id AS id,
            public.ST_GeomFromGeoJSON(document.content -> 'geometry') AS geometry,
@@ -279,7 +286,9 @@ UPDATE dagapp.layer_catalog AS l
    SET title = coalesce(l.metadata ->> 'title', c.content ->> 'title', l.dataset_id),
        description = coalesce(l.metadata ->> 'description', c.content ->> 'description'),
        keywords = ARRAY(
-           SELECT jsonb_array_elements_text(coalesce(l.metadata -> 'keywords', nullif(c.content -> 'keywords', 'null'), '[]'))
+           SELECT jsonb_array_elements_text(
+                      coalesce(l.metadata -> 'keywords', nullif(c.content -> 'keywords', 'null'), '[]')
+                  )
        ),
        attribution = coalesce(
            l.metadata ->> 'attribution',

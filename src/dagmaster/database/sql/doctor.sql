@@ -78,7 +78,8 @@ SELECT 'orchestrator' AS role, host, pid, software_version AS version,
        ARRAY[]::text[] AS queues, ARRAY[]::text[] AS handlers
   FROM dagapp.orchestrators
  UNION ALL
-SELECT 'worker', host, pid, software_version, extract(epoch FROM dagapp.clock() - heartbeat_at)::float8, queues, handlers
+SELECT 'worker', host, pid, software_version, extract(epoch FROM dagapp.clock() - heartbeat_at)::float8, queues,
+       handlers
   FROM dagapp.workers
  ORDER BY silent_seconds
  LIMIT 1000;

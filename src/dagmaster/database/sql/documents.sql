@@ -1,8 +1,8 @@
 -- The STAC documents of revisions. `document_id` is the id of an item, or empty for the collection.
 
 -- name: documents_writer
--- The job that processes a revision, if an asset has the dataset, and whether the revision may still change. A job that was
--- created before the tables of assets is one of an earlier release.
+-- The job that processes a revision, if an asset has the dataset, and whether the revision may still change. A job that
+-- was created before the tables of assets is one of an earlier release.
 SELECT asset.asset_id IS NOT NULL AS has_asset,
        run.job_id,
        run.reviewed_as,
@@ -23,8 +23,8 @@ SELECT asset.asset_id IS NOT NULL AS has_asset,
    AND run.revision = %(revision)s;
 
 -- name: documents_put
--- Insert documents of a revision, and replace those that have changed. In the order of their ids: several jobs may write the
--- same ones.
+-- Insert documents of a revision, and replace those that have changed. In the order of their ids: several jobs may
+-- write the same ones.
 INSERT INTO dagapp.stac_documents AS stored (dataset_id, version_ordinal, revision, document_id, content)
 SELECT %(dataset_id)s, %(ordinal)s, %(revision)s, given.document_id, given.content
   FROM jsonb_to_recordset(%(documents)s::jsonb) AS given (document_id text, content jsonb)
@@ -84,9 +84,9 @@ UPDATE dagapp.stac_documents
    AND content -> 'extent' IS DISTINCT FROM %(extent)s::jsonb;
 
 -- name: documents_earlier
--- The first item of an earlier revision of an asset: of the newest completed revision of this version, else of the newest other
--- version. Three columns describe this version only: `created` is when the first of its items was created, `times` has the times
--- of its items if they differ, and `newest` is its newest completed revision.
+-- The first item of an earlier revision of an asset: of the newest completed revision of this version, else of the
+-- newest other version. Three columns describe this version only: `created` is when the first of its items was created,
+-- `times` has the times of its items if they differ, and `newest` is its newest completed revision.
 WITH completed AS MATERIALIZED (
     SELECT asset.dataset_id, run.version_ordinal, run.revision
       FROM dagapp.geospatial_assets AS asset

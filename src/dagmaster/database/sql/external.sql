@@ -19,8 +19,8 @@ RETURNING g.xmax = 0 AS is_new;
 -- name: external_put_layer
 -- Write a layer.
 INSERT INTO dagmaster_public.layer_catalog AS l
-       (dataset_id, layer, title, description, keywords, attribution, style, version_ordinal, revision, bbox, starts_at, ends_at,
-        published_at)
+       (dataset_id, layer, title, description, keywords, attribution, style, version_ordinal, revision, bbox, starts_at,
+        ends_at, published_at)
 VALUES (%(dataset_id)s, %(layer)s, %(title)s, %(description)s, %(keywords)s::text[], %(attribution)s, %(style)s::jsonb,
         %(version_ordinal)s, %(revision)s, %(bbox)s::jsonb, %(starts_at)s, %(ends_at)s, %(published_at)s)
     ON CONFLICT (dataset_id, layer) DO UPDATE

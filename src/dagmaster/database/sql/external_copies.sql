@@ -1,4 +1,5 @@
--- Copies of revisions in the external zone: which are due, the jobs that make and remove them, and what these jobs read.
+-- Copies of revisions in the external zone: which are due, the jobs that make and remove them, and what these jobs
+-- read.
 
 -- name: copies_due
 -- Revisions whose external copies are to be made or removed, and that have no job for it yet. An export that has failed
@@ -19,10 +20,9 @@ SELECT r.asset_id, r.version_ordinal, r.revision
 
 -- name: copies_lock
 -- Lock one revision, unless another process has locked it.
-SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path, r.external_copies,
-       r.export_due_at, r.withdrawal_due_at, r.external_failures,
-       CASE WHEN r.is_external_job_running THEN r.external_job_id END AS job_id, j.workflow_id AS job_workflow_id,
-       r.external_error IS NOT NULL AS has_failed,
+SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path,
+       r.external_copies, r.export_due_at, r.withdrawal_due_at, r.withdrawn_at, r.external_failures, r.external_error,
+       r.external_job_id, r.is_external_job_running, j.workflow_id AS external_workflow_id,
        r.external_retry_at IS NULL OR r.external_retry_at <= dagapp.clock() AS may_retry
   FROM dagapp.asset_revisions AS r
   JOIN dagapp.geospatial_assets AS a
@@ -70,8 +70,8 @@ RETURNING revision;
 
 -- name: copies_target
 -- A revision of a version (without a number: the approved one, else the newest), and whether it is approved and public.
-SELECT a.asset_id, a.dataset_id, v.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path, a.clearance_state,
-       v.approved_revision, v.unpublished_at IS NOT NULL AS is_unpublished,
+SELECT a.asset_id, a.dataset_id, v.version_ordinal, r.revision, r.outputs ->> 'blob_path' AS blob_path,
+       a.clearance_state, v.approved_revision, v.unpublished_at IS NOT NULL AS is_unpublished,
        a.deleted_at IS NOT NULL OR v.deleted_at IS NOT NULL AS is_deleted,
        r.purge_started_at IS NOT NULL AS is_purged,
        CASE WHEN r.is_external_job_running THEN r.external_job_id END AS job_id
@@ -93,15 +93,16 @@ SELECT job_id
    FOR SHARE;
 
 -- name: copies_claim
--- Record that a job which a person submitted or resumed makes or removes the external copies of a revision, if no other job does,
--- and if the state of the asset still requires it.
+-- Record that a job which a person submitted or resumed makes or removes the external copies of a revision, if no other
+-- job does, and if the state of the asset still requires it.
 UPDATE dagapp.asset_revisions AS r
    SET external_job_id = %(job_id)s,
        is_external_job_running = true,
        external_copies = 'some',
        export_due_at = CASE WHEN %(is_export)s THEN coalesce(r.export_due_at, dagapp.clock()) END,
        withdrawal_due_at = CASE WHEN NOT %(is_export)s THEN coalesce(r.withdrawal_due_at, dagapp.clock()) END,
-       external_due_at = coalesce(CASE WHEN %(is_export)s THEN r.export_due_at ELSE r.withdrawal_due_at END, dagapp.clock()),
+       external_due_at = coalesce(CASE WHEN %(is_export)s THEN r.export_due_at ELSE r.withdrawal_due_at END,
+                                  dagapp.clock()),
        external_error = NULL,
        external_retry_at = NULL
   FROM dagapp.geospatial_assets AS a

@@ -11,8 +11,8 @@ SELECT key_id, name, scopes, platform_id, secret_hash, previous_hash, is_expired
 -- The view of an earlier release has no `shown_id`, and no ids that need it: the gateway may be deployed before the
 -- schema.
 SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown_id' ELSE request_id END AS request_id,
-       platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason, same_content_as,
-       created_at, updated_at
+       platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason,
+       same_content_as, created_at, updated_at
   FROM dagapp_gateway.requests
  WHERE request_id = ANY (%(request_ids)s::text[])
    AND (%(platform_id)s::text IS NULL OR platform_id = %(platform_id)s)
@@ -21,8 +21,8 @@ SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown
 -- name: gateway_requests_of_version
 -- The requests that led to a version, newest first.
 SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown_id' ELSE request_id END AS request_id,
-       platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason, same_content_as,
-       created_at, updated_at
+       platform_id, asset_id, dataset_id, version_ordinal, version_label, revision, outcome, status, reason,
+       same_content_as, created_at, updated_at
   FROM dagapp_gateway.requests
  WHERE asset_id = %(asset_id)s
    AND version_ordinal = %(version_ordinal)s
@@ -32,8 +32,8 @@ SELECT CASE WHEN starts_with(request_id, '~') THEN to_jsonb(requests) ->> 'shown
 
 -- name: gateway_assets
 -- Assets, newest first, a page at a time.
-SELECT asset_id, dataset_id, platform_id, platform_refs, title, clearance_state, exposure, latest_approved_version_ordinal,
-       deleted_at, created_at, updated_at
+SELECT asset_id, dataset_id, platform_id, platform_refs, title, clearance_state, exposure,
+       latest_approved_version_ordinal, deleted_at, created_at, updated_at
   FROM dagapp_gateway.assets
  WHERE (%(platform_id)s::text IS NULL OR platform_id = %(platform_id)s)
    AND (%(refs)s::jsonb IS NULL OR platform_refs @> %(refs)s)
@@ -43,8 +43,8 @@ SELECT asset_id, dataset_id, platform_id, platform_refs, title, clearance_state,
 
 -- name: gateway_asset
 -- An asset by its id or its dataset id.
-SELECT asset_id, dataset_id, platform_id, platform_refs, title, clearance_state, exposure, latest_approved_version_ordinal,
-       deleted_at, created_at, updated_at
+SELECT asset_id, dataset_id, platform_id, platform_refs, title, clearance_state, exposure,
+       latest_approved_version_ordinal, deleted_at, created_at, updated_at
   FROM dagapp_gateway.assets
  WHERE (asset_id = %(key)s OR dataset_id = %(key)s)
    AND (%(platform_id)s::text IS NULL OR platform_id = %(platform_id)s);
@@ -59,8 +59,8 @@ SELECT version_ordinal, version_label, platform_refs, revision, approved_revisio
 
 -- name: gateway_layer_metadata
 -- The metadata of the layers of an asset.
-SELECT asset_id, dataset_id, layer, title, description, keywords, attribution, style, etag, updated_at, is_published, is_changed,
-       published_at
+SELECT asset_id, dataset_id, layer, title, description, keywords, attribution, style, etag, updated_at, is_published,
+       is_changed, published_at
   FROM dagapp_gateway.layer_metadata
  WHERE asset_id = %(asset_id)s
  ORDER BY layer;

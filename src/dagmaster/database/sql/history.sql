@@ -14,8 +14,8 @@ SELECT job_id, last_sequence
  ORDER BY job_id;
 
 -- name: history_rows_of_jobs
--- Some jobs in this snapshot, and whether they should have ended for longer than the margin: their deadline is over, or all
--- their nodes have ended.
+-- Some jobs in this snapshot, and whether they should have ended for longer than the margin: their deadline is over, or
+-- all their nodes have ended.
 SELECT j.job_id, j.status, j.definition_hash, j.last_sequence, j.epoch, j.resume_count,
        j.status IN ('pending', 'running')
        AND coalesce(j.deadline_at < dagapp.clock() - make_interval(secs => %(margin)s), false) AS is_overdue,
@@ -25,7 +25,8 @@ SELECT j.job_id, j.status, j.definition_hash, j.last_sequence, j.epoch, j.resume
                         WHERE n.job_id = j.job_id AND n.status IN ('pending', 'ready', 'dispatched', 'running'))
        AND coalesce((SELECT max(n.completed_at)
                        FROM dagapp.dag_node_states n
-                      WHERE n.job_id = j.job_id) < dagapp.clock() - make_interval(secs => %(margin)s), false) AS is_unconcluded
+                      WHERE n.job_id = j.job_id) < dagapp.clock() - make_interval(secs => %(margin)s),
+                      false) AS is_unconcluded
   FROM dagapp.dag_jobs j
  WHERE j.job_id = ANY (%(job_ids)s::uuid[])
  ORDER BY j.job_id;
@@ -81,8 +82,8 @@ SELECT r.job_id, r.node_id, r.attempt, r.status, r.accepted, r.processed,
  WHERE r.job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: history_references
--- References to payloads that are missing, could be deleted, or have another size than the reference says. A job's result has
--- them as {"output_ref": {"sha256": …, "bytes": …}}.
+-- References to payloads that are missing, could be deleted, or have another size than the reference says. A job's
+-- result has them as {"output_ref": {"sha256": …, "bytes": …}}.
 WITH referred AS MATERIALIZED (
     SELECT r.job_id, r.node_id, r.output_ref AS reference
       FROM dagapp.dag_task_results r
@@ -98,7 +99,8 @@ WITH referred AS MATERIALIZED (
      UNION
     SELECT j.job_id, NULL, named.value -> 'output_ref'
       FROM dagapp.dag_jobs j
-     CROSS JOIN LATERAL jsonb_each(CASE jsonb_typeof(j.result_data) WHEN 'object' THEN j.result_data ELSE '{}' END) AS named
+     CROSS JOIN LATERAL jsonb_each(CASE jsonb_typeof(j.result_data) WHEN 'object' THEN j.result_data ELSE '{}' END)
+             AS named
      WHERE j.job_id = ANY (%(job_ids)s::uuid[])
        AND named.value -> 'output_ref' ?& ARRAY['sha256', 'bytes'] AND named.value ->> 'output_ref' ~ '"[0-9a-f]{64}"'
 ), resolved AS MATERIALIZED (

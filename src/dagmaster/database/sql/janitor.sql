@@ -3,13 +3,13 @@
 SELECT pg_try_advisory_xact_lock(hashtext('dagapp.janitor'), hashtext(%(kind)s)) AS is_acquired;
 
 -- name: janitor_neglected
--- Jobs whose owner is alive, but has neither claimed nor written them for a long time, although work on them was due for as
--- long. The reason is `action_type`; waiting for a worker, for a task or for a time is not neglect.
+-- Jobs whose owner is alive, but has neither claimed nor written them for a long time, although work on them was due
+-- for as long. The reason is `action_type`; waiting for a worker, for a task or for a time is not neglect.
 WITH threshold AS MATERIALIZED (
-    SELECT dagapp.clock() - make_interval(secs => %(patience)s) AS late_before
+    SELECT dagapp.clock() - make_interval(secs => %(neglected_after)s) AS late_before
 ), held AS MATERIALIZED (
-    SELECT j.job_id, j.owner_id, j.epoch, j.version, j.deadline_at, j.cancel_requested_at, j.stopping, threshold.late_before,
-           extract(epoch FROM dagapp.clock() - j.owner_heartbeat_at)::float8 AS seconds
+    SELECT j.job_id, j.owner_id, j.epoch, j.version, j.deadline_at, j.cancel_requested_at, j.stopping,
+           threshold.late_before, extract(epoch FROM dagapp.clock() - j.owner_heartbeat_at)::float8 AS seconds
       FROM threshold
      CROSS JOIN dagapp.dag_jobs j
       JOIN dagapp.orchestrators o
@@ -21,18 +21,25 @@ WITH threshold AS MATERIALIZED (
            WHEN h.stopping IS NULL AND h.cancel_requested_at < h.late_before THEN 'cancel_unheeded'
            WHEN h.stopping IS NULL AND h.deadline_at < h.late_before THEN 'deadline_passed'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
-                         WHERE t.job_id = h.job_id AND t.status = 'running' AND t.lease_until < h.late_before) THEN 'lease_lapsed'
+                         WHERE t.job_id = h.job_id AND t.status = 'running' AND t.lease_until < h.late_before)
+               THEN 'lease_lapsed'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
                          WHERE t.job_id = h.job_id AND t.status = 'running'
-                           AND t.started_at + make_interval(secs => t.timeout_seconds) < h.late_before) THEN 'task_overran'
+                           AND t.started_at + make_interval(secs => t.timeout_seconds) < h.late_before)
+               THEN 'task_overran'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t
                          WHERE t.job_id = h.job_id AND t.status = 'queued' AND t.expires_at IS NOT NULL
-                           AND t.expires_at < h.late_before) THEN 'task_expired'
+                           AND t.expires_at < h.late_before)
+               THEN 'task_expired'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_task_results r
-                         WHERE r.job_id = h.job_id AND NOT r.processed AND r.reported_at < h.late_before) THEN 'results_unread'
+                         WHERE r.job_id = h.job_id AND NOT r.processed AND r.reported_at < h.late_before)
+               THEN 'results_unread'
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_node_states n
-                         WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL AND n.not_before < h.late_before) THEN 'wait_over'
-           WHEN EXISTS (SELECT 1 FROM dagapp.dag_tasks t WHERE t.job_id = h.job_id AND t.status IN ('queued', 'running'))
+                         WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL AND n.not_before < h.late_before)
+               THEN 'wait_over'
+           WHEN EXISTS (SELECT 1
+                          FROM dagapp.dag_tasks t
+                         WHERE t.job_id = h.job_id AND t.status IN ('queued', 'running'))
              OR EXISTS (SELECT 1 FROM dagapp.dag_node_states n WHERE n.job_id = h.job_id AND n.not_before IS NOT NULL)
              OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = h.job_id AND NOT r.processed) THEN NULL
            WHEN EXISTS (SELECT 1 FROM dagapp.dag_node_states n
@@ -48,8 +55,8 @@ SELECT job_id, owner_id, epoch, version, seconds, action_type
  LIMIT %(limit)s;
 
 -- name: janitor_release
--- End the claims on neglected jobs, so that the next owner reads them from the database. Only where the job was not written
--- since it was read, and no other transaction has locked it.
+-- End the claims on neglected jobs, so that the next owner reads them from the database. Only where the job was not
+-- written since it was read, and no other transaction has locked it.
 WITH finding AS MATERIALIZED (
     SELECT s.*
       FROM jsonb_to_recordset(%(findings)s::jsonb)
@@ -59,7 +66,10 @@ WITH finding AS MATERIALIZED (
       FROM finding s
       JOIN dagapp.dag_jobs j
         ON j.job_id = s.job_id
-     WHERE j.owner_id = s.owner_id AND j.epoch = s.epoch AND j.version = s.version AND j.status IN ('pending', 'running')
+     WHERE j.owner_id = s.owner_id
+       AND j.epoch = s.epoch
+       AND j.version = s.version
+       AND j.status IN ('pending', 'running')
      ORDER BY j.job_id
        FOR NO KEY UPDATE OF j SKIP LOCKED
 ), released AS (
@@ -74,8 +84,8 @@ SELECT %(run_id)s::uuid, action_type, 'job', job_id::text, reason, detail
 RETURNING action_id, run_id, action_type, target_type, target_id, reason, detail, created_at;
 
 -- name: janitor_unserved
--- The task that has waited longest, per job, queue and handler, if it has waited too long and no live worker takes such tasks.
--- Tasks of a paused queue wait on purpose.
+-- The task that has waited longest, per job, queue and handler, if it has waited too long and no live worker takes such
+-- tasks. Tasks of a paused queue wait on purpose.
 WITH waiting AS MATERIALIZED (
     SELECT t.job_id, t.queue, t.handler, count(*)::int AS tasks,
            (array_agg(t.task_id ORDER BY t.position))[1] AS task_id,
@@ -112,7 +122,7 @@ SELECT a.pid, a.xact_start, a.application_name, a.usename::text AS role,
   FROM pg_stat_activity a
  WHERE a.datname = current_database()
    AND a.state IN ('idle in transaction', 'idle in transaction (aborted)')
-   AND a.state_change < clock_timestamp() - make_interval(secs => %(patience)s)
+   AND a.state_change < clock_timestamp() - make_interval(secs => %(idle_after)s)
    AND a.pid <> pg_backend_pid()
  ORDER BY a.pid
  LIMIT %(limit)s;
@@ -125,11 +135,11 @@ SELECT pg_terminate_backend(a.pid) AS is_ended
    AND a.xact_start = %(xact_start)s
    AND a.usename = current_user
    AND a.state IN ('idle in transaction', 'idle in transaction (aborted)')
-   AND a.state_change < clock_timestamp() - make_interval(secs => %(patience)s);
+   AND a.state_change < clock_timestamp() - make_interval(secs => %(idle_after)s);
 
 -- name: janitor_unused
--- Delete payloads that were stored long ago and that no row refers to: their worker died before its report, or their job was
--- deleted. The oldest first, up to a limit of bytes. Payloads that are stored again or used meanwhile are kept.
+-- Delete payloads that were stored long ago and that no row refers to: their worker died before its report, or their
+-- job was deleted. The oldest first, up to a limit of bytes. Payloads that are stored again or used meanwhile are kept.
 WITH unused AS MATERIALIZED (
     SELECT p.job_id, p.sha256, p.size_bytes, p.stored_at
       FROM dagapp.dag_payloads p
@@ -141,7 +151,7 @@ WITH unused AS MATERIALIZED (
     SELECT u.job_id, u.sha256, u.size_bytes
       FROM (SELECT unused.*, sum(size_bytes) OVER (ORDER BY stored_at, job_id, sha256) - size_bytes AS bytes_before
               FROM unused) AS u
-     WHERE u.bytes_before < %(most_bytes)s
+     WHERE u.bytes_before < %(max_bytes)s
 ), parts AS (
     DELETE FROM dagapp.dag_payload_parts p
      USING chosen c
@@ -155,12 +165,14 @@ SELECT count(*)::int AS payloads, count(DISTINCT job_id)::int AS jobs, coalesce(
   FROM chosen;
 
 -- name: janitor_leftovers
--- Some of the jobs with files in storage, and which of their files may be removed: files of deleted jobs, and files of jobs that
--- ended long enough ago and have no running task. The latter jobs are locked, so that they cannot be resumed meanwhile. Outputs
--- stay as long as the job. In random order, so that files that cannot be removed do not block the others.
+-- Some of the jobs with files in storage, and which of their files may be removed: files of deleted jobs, and files of
+-- jobs that ended long enough ago and have no running task. The latter jobs are locked, so that they cannot be resumed
+-- meanwhile. Outputs stay as long as the job. In random order, so that files that cannot be removed do not block the
+-- others.
 WITH files AS MATERIALIZED (
     SELECT f.job_id, f.has_scratch, f.has_blobs, f.has_outputs
-      FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[], %(with_outputs)s::boolean[])
+      FROM unnest(%(job_ids)s::uuid[], %(with_scratch)s::boolean[], %(with_blobs)s::boolean[],
+                  %(with_outputs)s::boolean[])
            AS f (job_id, has_scratch, has_blobs, has_outputs)
 ), ended AS MATERIALIZED (
     SELECT j.job_id, due.has_scratch, due.has_blobs, false AS has_outputs, j.status::text AS status
@@ -172,7 +184,10 @@ WITH files AS MATERIALIZED (
                   AND j.completed_at < dagapp.clock() - make_interval(secs => %(scratch)s::float8) AS has_scratch,
                   f.has_blobs
                   AND coalesce(j.completed_at < dagapp.clock() - make_interval(
-                          secs => CASE WHEN j.status = 'completed' THEN %(completed)s::float8 ELSE %(failed)s::float8 END),
+                          secs => CASE WHEN j.status = 'completed'
+                                       THEN %(completed)s::float8
+                                       ELSE %(failed)s::float8
+                                  END),
                           false) AS has_blobs) AS due
      WHERE j.status NOT IN ('pending', 'running')
        AND (due.has_scratch OR due.has_blobs)
@@ -213,7 +228,10 @@ INSERT INTO dagapp.dag_janitor_actions (run_id, action_type, target_type, target
 SELECT %(run_id)s::uuid, 'job_stuck', 'job', j.job_id::text, %(reason)s,
        %(detail)s::jsonb || jsonb_build_object('last_sequence', j.last_sequence)
   FROM dagapp.dag_jobs j
- WHERE j.job_id = %(job_id)s AND j.epoch = %(epoch)s AND j.owner_id = %(owner_id)s AND j.status IN ('pending', 'running')
+ WHERE j.job_id = %(job_id)s
+   AND j.epoch = %(epoch)s
+   AND j.owner_id = %(owner_id)s
+   AND j.status IN ('pending', 'running')
    AND NOT EXISTS (SELECT 1
                      FROM dagapp.dag_janitor_actions a
                     WHERE a.target_id = j.job_id::text AND a.action_type = 'job_stuck'

@@ -42,7 +42,8 @@ WITH created AS (
 ), event AS (
     INSERT INTO dagapp.asset_events (platform_id, action, actor, reason, detail, request_id)
     SELECT platform_id, 'key_created', %(actor)s, %(reason)s,
-           jsonb_build_object('key_id', key_id, 'name', name, 'scopes', scopes, 'queues', queues, 'expires_at', expires_at),
+           jsonb_build_object('key_id', key_id, 'name', name, 'scopes', scopes, 'queues', queues,
+                              'expires_at', expires_at),
            %(request_id)s
       FROM created
 )
@@ -67,7 +68,8 @@ WITH locked AS (
 ), event AS (
     INSERT INTO dagapp.asset_events (platform_id, action, actor, reason, detail, request_id)
     SELECT platform_id, 'key_rotated', %(actor)s, %(reason)s,
-           jsonb_build_object('key_id', key_id, 'name', name, 'previous_until', previous_until, 'expires_at', expires_at),
+           jsonb_build_object('key_id', key_id, 'name', name, 'previous_until', previous_until,
+                              'expires_at', expires_at),
            %(request_id)s
       FROM rotated
 )

@@ -1,5 +1,5 @@
--- Layers: what people write about them, the catalogue that portals read, and what the external database must have. Changes are made
--- under a lock on the asset's row.
+-- Layers: what people write about them, the catalogue that portals read, and what the external database must have.
+-- Changes are made under a lock on the asset's row.
 
 -- part: layer_metadata_columns
 a.asset_id, a.dataset_id, given.layer, m.title, m.description, coalesce(m.keywords, '{}') AS keywords, m.attribution,
@@ -27,7 +27,8 @@ SELECT
 -- name: layer_metadata_put
 -- Write the metadata of a layer.
 INSERT INTO dagapp.layer_metadata AS m (asset_id, layer, title, description, keywords, attribution, style, updated_by)
-VALUES (%(asset_id)s, %(layer)s, %(title)s, %(description)s, %(keywords)s::text[], %(attribution)s, %(style)s, %(actor)s)
+VALUES (%(asset_id)s, %(layer)s, %(title)s, %(description)s, %(keywords)s::text[], %(attribution)s, %(style)s,
+        %(actor)s)
     ON CONFLICT (asset_id, layer) DO UPDATE
    SET title = excluded.title,
        description = excluded.description,
@@ -39,8 +40,8 @@ VALUES (%(asset_id)s, %(layer)s, %(title)s, %(description)s, %(keywords)s::text[
        updated_by = excluded.updated_by;
 
 -- part: catalog_layer_columns
-l.asset_id, l.dataset_id, l.layer, l.platform_id, l.title, l.description, l.keywords, l.attribution, l.style, l.clearance_state,
-       l.version_ordinal, l.revision, l.bbox, l.starts_at, l.ends_at, l.published_at, l.updated_at
+l.asset_id, l.dataset_id, l.layer, l.platform_id, l.title, l.description, l.keywords, l.attribution, l.style,
+       l.clearance_state, l.version_ordinal, l.revision, l.bbox, l.starts_at, l.ends_at, l.published_at, l.updated_at
 
 -- name: layer_catalog_page
 -- Published layers with these clearances, by their names, a page at a time.
@@ -65,10 +66,10 @@ SELECT layer, metadata
 -- Publish a layer of an asset that is published. Time and user of the publication stay if the metadata is unchanged.
 -- `catalog_refresh_layers` then fills in the texts of the collection.
 INSERT INTO dagapp.layer_catalog AS l
-       (asset_id, layer, dataset_id, platform_id, title, clearance_state, version_ordinal, revision, metadata, change_number, digest,
-        published_by)
-SELECT a.asset_id, %(layer)s, a.dataset_id, a.platform_id, a.dataset_id, a.clearance_state, v.version_ordinal, v.approved_revision,
-       %(metadata)s, %(change_number)s, %(digest)s, %(actor)s
+       (asset_id, layer, dataset_id, platform_id, title, clearance_state, version_ordinal, revision, metadata,
+        change_number, digest, published_by)
+SELECT a.asset_id, %(layer)s, a.dataset_id, a.platform_id, a.dataset_id, a.clearance_state, v.version_ordinal,
+       v.approved_revision, %(metadata)s, %(change_number)s, %(digest)s, %(actor)s
   FROM dagapp.geospatial_assets AS a
   JOIN dagapp.asset_versions AS v
     ON v.asset_id = a.asset_id AND v.version_ordinal = a.latest_approved_version_ordinal
@@ -166,9 +167,9 @@ UPDATE dagapp.external_layers
 RETURNING layer;
 
 -- name: layer_external_due
--- Layers that the external database does not hold as it should; of one asset, if one is given. After failures the pause doubles, up
--- to an hour.
-SELECT asset_id, layer, dataset_id, is_wanted, generation
+-- Layers that the external database does not hold as it should; of one asset, if one is given. After failures the pause
+-- doubles, up to an hour.
+SELECT asset_id, layer, dataset_id, generation
   FROM dagapp.external_layers
  WHERE due_at IS NOT NULL
    AND (%(asset_id)s::text IS NULL OR asset_id = %(asset_id)s)

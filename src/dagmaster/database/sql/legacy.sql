@@ -3,7 +3,9 @@
 SELECT n.parent_node_id AS node_id,
        max(n.completed_at) AS completed_at,
        count(*) FILTER (WHERE %(with_outputs)s::boolean AND n.output ? 'cog_blob')::int AS cogs_created,
-       least(coalesce(sum(CASE WHEN jsonb_typeof(n.output -> 'size_mb') = 'number' THEN (n.output ->> 'size_mb')::numeric END)
+       least(coalesce(sum(CASE WHEN jsonb_typeof(n.output -> 'size_mb') = 'number'
+                               THEN (n.output ->> 'size_mb')::numeric
+                          END)
                 FILTER (WHERE %(with_outputs)s AND n.output ? 'cog_blob'), 0), 1e15)::float8 AS total_size_mb
   FROM dagapp.dag_node_states n
  WHERE n.job_id = %(job_id)s AND n.parent_node_id = ANY (%(fan_outs)s::text[])
@@ -21,8 +23,8 @@ SELECT n.node_id, jsonb_object_agg(f.name, n.output -> f.name) AS fields
 -- name: legacy_tasks
 -- Tasks of nodes and of the children of fan_outs, in the order of the given names and by index, without large values.
 SELECT n.node_id, n.parent_node_id, n.fan_out_index, n.task_id, n.status,
-       CASE WHEN pg_column_size(n.input_params) <= %(most_bytes)s::int THEN n.input_params END AS input_params,
-       CASE WHEN pg_column_size(n.output) <= %(most_bytes)s THEN n.output END AS output,
+       CASE WHEN pg_column_size(n.input_params) <= %(max_bytes)s::int THEN n.input_params END AS input_params,
+       CASE WHEN pg_column_size(n.output) <= %(max_bytes)s THEN n.output END AS output,
        n.error_message, n.retry_count, n.dispatched_at, n.started_at, n.completed_at
   FROM dagapp.dag_node_states n
  WHERE n.job_id = %(job_id)s

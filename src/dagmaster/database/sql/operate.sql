@@ -6,10 +6,10 @@ SELECT status
    FOR NO KEY UPDATE;
 
 -- name: rerun
--- Run an ended job again. The named nodes are reset, except for their attempts. All children of a fan_out that reads its source
--- again become stale. Children of other fan_outs run again if they are named themselves, or if they failed or were cancelled and
--- their fan_out is named. Every reset has its event, in one sequence. With discards_checkpoints, the checkpoints of these nodes
--- are deleted.
+-- Run an ended job again. The named nodes are reset, except for their attempts. All children of a fan_out that reads
+-- its source again become stale. Children of other fan_outs run again if they are named themselves, or if they failed
+-- or were cancelled and their fan_out is named. Every reset has its event, in one sequence. With discards_checkpoints,
+-- the checkpoints of these nodes are deleted.
 WITH job AS MATERIALIZED (
     SELECT job_id, epoch, last_sequence
       FROM dagapp.dag_jobs
@@ -40,8 +40,8 @@ WITH job AS MATERIALIZED (
      GROUP BY parent_node_id
 ), reset_children AS (
     UPDATE dagapp.dag_node_states n
-       SET status = 'pending', run = n.run + 1, is_idle = true, retry_count = 0, loss_count = 0, reason = NULL, error = NULL,
-           error_message = NULL, output = NULL, output_ref = NULL, started_at = NULL, completed_at = NULL,
+       SET status = 'pending', run = n.run + 1, is_idle = true, retry_count = 0, loss_count = 0, reason = NULL,
+           error = NULL, error_message = NULL, output = NULL, output_ref = NULL, started_at = NULL, completed_at = NULL,
            version = n.version + 1
       FROM child
      WHERE n.job_id = %(job_id)s AND n.node_id = child.node_id
@@ -68,8 +68,8 @@ WITH job AS MATERIALIZED (
            stale_count = CASE WHEN k.stale > 0 THEN k.stale ELSE n.stale_count END,
            version = n.version + 1
       FROM (SELECT coalesce(a.node_id, f.node_id) AS node_id, a.node_id IS NOT NULL AS is_named,
-                   coalesce(a.is_reexpanded, false) AS is_reexpanded, coalesce(f.idle, 0) AS idle, coalesce(f.stale, 0) AS stale,
-                   coalesce(f.failed, 0) AS failed, coalesce(f.cancelled, 0) AS cancelled
+                   coalesce(a.is_reexpanded, false) AS is_reexpanded, coalesce(f.idle, 0) AS idle,
+                   coalesce(f.stale, 0) AS stale, coalesce(f.failed, 0) AS failed, coalesce(f.cancelled, 0) AS cancelled
               FROM named a
               FULL JOIN family f ON f.node_id = a.node_id) AS k
      WHERE n.job_id = %(job_id)s AND n.node_id = k.node_id
@@ -79,7 +79,7 @@ WITH job AS MATERIALIZED (
      WHERE %(discards_checkpoints)s AND c.job_id = %(job_id)s AND c.node_id = n.node_id
 ), recorded AS (
     INSERT INTO dagapp.dag_job_events (job_id, sequence, node_id, event_type, event_status, epoch, event_data)
-    SELECT job_id, last_sequence + 1, NULL, 'job_resumed', 'running', epoch, %(facts)s::jsonb
+    SELECT job_id, last_sequence + 1, NULL, 'job_resumed', 'running', epoch, %(event_data)s::jsonb
       FROM job
      UNION ALL
     SELECT job_id, last_sequence + 1 + a.place, a.node_id, 'node_reset', 'pending', epoch,
@@ -87,7 +87,8 @@ WITH job AS MATERIALIZED (
       FROM job
      CROSS JOIN named a
      UNION ALL
-    SELECT job_id, last_sequence + 1 + (SELECT count(*) FROM named) + c.place, c.node_id, 'node_reset', 'pending', epoch, NULL
+    SELECT job_id, last_sequence + 1 + (SELECT count(*) FROM named) + c.place, c.node_id, 'node_reset', 'pending',
+           epoch, NULL
       FROM job
      CROSS JOIN child c
 )

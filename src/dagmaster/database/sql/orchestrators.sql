@@ -24,10 +24,10 @@ SELECT pg_terminate_backend(a.pid) AS ended
  GROUP BY a.pid;
 
 -- name: claim_jobs
--- Claim jobs without an owner and (with `orphans`) those whose owner sends no heartbeat, up to a fair share; beyond it only jobs
--- that waited too long. A missing owner row counts as a dead owner. An instance that has sent no heartbeat itself claims no
--- orphans: after an outage this applies to all instances, which would otherwise claim each other's jobs. Materialized, so that
--- LIMIT is applied exactly once.
+-- Claim jobs without an owner and (with `orphans`) those whose owner sends no heartbeat, up to a fair share; beyond it
+-- only jobs that waited too long. A missing owner row counts as a dead owner. An instance that has sent no heartbeat
+-- itself claims no orphans: after an outage this applies to all instances, which would otherwise claim each other's
+-- jobs. Materialized, so that LIMIT is applied exactly once.
 WITH alive AS (
     SELECT owner_id, handlers, queues
       FROM dagapp.orchestrators
@@ -38,7 +38,8 @@ WITH alive AS (
       FROM dagapp.dag_jobs
      WHERE status IN ('pending', 'running')
 ), share AS (
-    SELECT greatest(0, least(%(limit)s, ceil(active::float8 / greatest(1, (SELECT count(*) FROM alive))) - owned))::int AS capacity
+    SELECT greatest(0, least(%(limit)s, ceil(active::float8 / greatest(1, (SELECT count(*) FROM alive))) - owned))::int
+               AS capacity
       FROM load
 ), candidates AS MATERIALIZED (
     SELECT j.job_id
@@ -56,7 +57,7 @@ WITH alive AS (
                           CROSS JOIN LATERAL jsonb_path_query(j.deferred_work, '$[*]') AS d
                           WHERE d ->> 'handler' = ANY (a.handlers)
                             AND (d ->> 'queue' IS NULL OR d ->> 'queue' = ANY (a.queues))), true))
-       AND (share.capacity > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(patience)s))
+       AND (share.capacity > 0 OR j.updated_at < dagapp.clock() - make_interval(secs => %(unclaimed_after)s))
      ORDER BY j.priority DESC, j.job_id
      LIMIT (SELECT CASE WHEN capacity > 0 THEN capacity ELSE %(limit)s END FROM share)
        FOR NO KEY UPDATE OF j SKIP LOCKED
@@ -74,8 +75,8 @@ RETURNING j.job_id, j.claim_token AS token, j.epoch;
 
 -- name: load_jobs
 -- Jobs by id.
-SELECT job_id, status, definition_hash, input_params, priority, correlation_id, submitted_by, result_data, error_message,
-       last_sequence, stopping, resume_count, traceparent,
+SELECT job_id, status, definition_hash, input_params, priority, correlation_id, submitted_by, result_data,
+       error_message, last_sequence, stopping, resume_count, traceparent,
        jsonb_path_query_array(deferred_work, '$[*] ? (exists (@.node_id) && exists (@.handler) && exists (@.known_at))')
            AS deferred_work
   FROM dagapp.dag_jobs
@@ -90,7 +91,8 @@ SELECT definition_hash, body
 -- name: load_nodes
 -- The nodes of a job's definition with small outputs, by whole key so that children are never read.
 SELECT n.job_id,
-       (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s) AS has_output,
+       (n.status = 'completed' AND n.output_ref IS NULL AND coalesce(pg_column_size(n.output), 0) <= %(small)s)
+           AS has_output,
        n.node_id, n.status, n.attempt, n.retry_count, n.loss_count, n.reason, n.error_message, n.total, n.expanded,
        n.remaining, n.failed_count, n.cancelled_count, n.idle_count, n.stale_count,
        CASE WHEN coalesce(pg_column_size(n.output), 0) <= %(small)s THEN n.output END AS output
@@ -114,8 +116,8 @@ SELECT j.job_id
         OR EXISTS (SELECT 1 FROM dagapp.dag_task_results r WHERE r.job_id = j.job_id AND NOT r.processed));
 
 -- name: sweep_jobs
--- Which of an owner's jobs have reports (as in reported_jobs), are past their deadline, have expired leases, tasks past their
--- time, waits that are over, or tasks to show as running; and how many jobs it owns.
+-- Which of an owner's jobs have reports (as in reported_jobs), are past their deadline, have expired leases, tasks past
+-- their time, waits that are over, or tasks to show as running; and how many jobs it owns.
 WITH owned AS MATERIALIZED (
     SELECT job_id, deadline_at < dagapp.clock() AND stopping IS NULL AS is_overdue,
            cancel_requested_at IS NOT NULL AND stopping IS NULL AS is_to_stop
@@ -165,8 +167,9 @@ HAVING count(*) > 0
 SELECT 'owned', NULL, NULL, count(*)::int FROM owned;
 
 -- name: review_deferred
--- Deferred work of an owner's jobs: release the jobs that another live orchestrator can advance, note which work a live process
--- knows (at most every twentieth of the patience, so that few rows are written), and return which work has been unknown too long.
+-- Deferred work of an owner's jobs: release the jobs that another live orchestrator can advance, note which work a live
+-- process knows (at most every twentieth of that time, so that few rows are written), and return which work has been
+-- unknown too long.
 WITH alive AS MATERIALIZED (
     SELECT owner_id, handlers, queues
       FROM dagapp.orchestrators
@@ -195,7 +198,8 @@ WITH alive AS MATERIALIZED (
               AND (d.value ->> 'queue' IS NULL OR d.value ->> 'queue' = ANY (a.queues))) AS k
 ), noted AS MATERIALIZED (
     SELECT job_id, bool_or(is_routable) AS is_routable,
-           bool_or(is_known AND known_at < dagapp.clock() - make_interval(secs => %(patience)s / 20)) AS is_outdated,
+           bool_or(is_known AND known_at < dagapp.clock() - make_interval(secs => %(unknown_after)s / 20))
+               AS is_outdated,
            jsonb_agg(jsonb_build_object('node_id', node_id, 'handler', handler, 'queue', queue,
                                         'known_at', CASE WHEN is_known THEN dagapp.clock() ELSE known_at END)
                      ORDER BY place) AS deferred_work
@@ -212,7 +216,7 @@ WITH alive AS MATERIALIZED (
      WHERE j.job_id = n.job_id AND (n.is_routable OR n.is_outdated)
 )
 SELECT w.job_id, w.handler, w.queue, n.is_routable AS is_released,
-       NOT w.is_known AND w.known_at < dagapp.clock() - make_interval(secs => %(patience)s) AS is_unroutable
+       NOT w.is_known AND w.known_at < dagapp.clock() - make_interval(secs => %(unknown_after)s) AS is_unroutable
   FROM work w
   JOIN noted n
     ON n.job_id = w.job_id;
@@ -263,7 +267,9 @@ WITH deleted AS (
 )
 DELETE FROM dagapp.orchestrators o
  WHERE o.heartbeat_at < dagapp.clock() - interval '1 day'
-   AND NOT EXISTS (SELECT 1 FROM dagapp.dag_jobs j WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running'));
+   AND NOT EXISTS (SELECT 1
+                     FROM dagapp.dag_jobs j
+                    WHERE j.owner_id = o.owner_id AND j.status IN ('pending', 'running'));
 
 -- name: make_event_partitions
 -- Create the partitions for the events of this month and the next ones.

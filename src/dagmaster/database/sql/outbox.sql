@@ -17,8 +17,8 @@ name AS (
 
 -- name: outbox_claim
 -- Claim messages of the outbox that are due: of each queue the oldest, up to its limit, and of some queues a few of the
--- newest. If their relay dies, another one may send them when the lease is over. A message whose task is no longer queued need
--- not be sent.
+-- newest. If their relay dies, another one may send them when the lease is over. A message whose task is no longer
+-- queued need not be sent.
 WITH RECURSIVE
 -- use: outbox_queues
 , due AS MATERIALIZED (
@@ -56,8 +56,8 @@ RETURNING o.job_id, o.node_id, o.attempt, o.queue, o.tries,
                      AND t.status IS NOT DISTINCT FROM 'queued') AS is_queued;
 
 -- name: outbox_forget
--- Delete messages whose tasks are no longer queued, among the oldest of each queue: tasks are claimed in about the same order.
--- Only those are locked. An attempt that is no longer queued never will be again.
+-- Delete messages whose tasks are no longer queued, among the oldest of each queue: tasks are claimed in about the same
+-- order. Only those are locked. An attempt that is no longer queued never will be again.
 WITH RECURSIVE
 -- use: outbox_queues
 , head AS MATERIALIZED (
@@ -133,7 +133,10 @@ WITH refused AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(attempts)s::int[]) AS k (job_id, node_id, attempt)
       JOIN dagapp.dag_tasks t
-        ON t.job_id = k.job_id AND t.node_id = k.node_id AND t.attempt = k.attempt AND t.status IS NOT DISTINCT FROM 'queued'
+        ON t.job_id = k.job_id
+       AND t.node_id = k.node_id
+       AND t.attempt = k.attempt
+       AND t.status IS NOT DISTINCT FROM 'queued'
      ORDER BY t.job_id, t.node_id, t.attempt
        FOR NO KEY UPDATE OF t
 )
@@ -145,8 +148,9 @@ UPDATE dagapp.dag_tasks t
 RETURNING t.job_id, t.node_id, t.attempt;
 
 -- name: outbox_facts
--- For each queue: how many messages wait in the outbox and for how long, how many of them the broker has not accepted, and the
--- last error. Only the first 100,000 of a queue are counted: while workers are busy, a large fan_out leaves many more there.
+-- For each queue: how many messages wait in the outbox and for how long, how many of them the broker has not accepted,
+-- and the last error. Only the first 100,000 of a queue are counted: while workers are busy, a large fan_out leaves
+-- many more there.
 WITH RECURSIVE
 -- use: outbox_queues
 SELECT n.queue, f.messages, f.postponed, f.oldest_seconds, f.error

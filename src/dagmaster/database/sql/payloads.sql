@@ -1,6 +1,6 @@
 -- name: store_payload
--- Insert the row of a payload, or reset its age if it is stored again. Another transaction that stores the same payload waits
--- here. The parts follow in the same transaction.
+-- Insert the row of a payload, or reset its age if it is stored again. Another transaction that stores the same payload
+-- waits here. The parts follow in the same transaction.
 INSERT INTO dagapp.dag_payloads AS p (job_id, sha256, size_bytes, is_kept)
 VALUES (%(job_id)s, %(sha256)s, %(size_bytes)s, %(is_kept)s)
     ON CONFLICT (job_id, sha256) DO UPDATE
@@ -27,8 +27,8 @@ SELECT size_bytes
  WHERE job_id = %(job_id)s AND sha256 = %(sha256)s;
 
 -- name: keep_payloads
--- Mark the payloads of these reports as in use, in the transaction that stores the results: they are no longer deleted. Returns
--- those that do not exist.
+-- Mark the payloads of these reports as in use, in the transaction that stores the results: they are no longer deleted.
+-- Returns those that do not exist.
 WITH used AS MATERIALIZED (
     SELECT DISTINCT r.job_id, r.output_ref ->> 'sha256' AS sha256
       FROM unnest(%(job_ids)s::uuid[], %(node_ids)s::text[], %(attempts)s::int[]) AS k (job_id, node_id, attempt)

@@ -1,10 +1,10 @@
--- The facts that decide who may read a version of an asset, and the documents of its revisions. Map servers read these for
--- each request, by key.
+-- The facts that decide who may read a version of an asset, and the documents of its revisions. Map servers read these
+-- for each request, by key.
 
 -- part: publication
 -- Without an ordinal, the latest version. `version_ordinal` is null if the asset does not have the version.
--- `processed_revision` is the requested revision if it was processed; if none is requested, the newest one that was processed.
--- `layer_metadata` is the published metadata of the layer `raster`.
+-- `processed_revision` is the requested revision if it was processed; if none is requested, the newest one that was
+-- processed. `layer_metadata` is the published metadata of the layer `raster`.
 SELECT asset.asset_id,
        asset.dataset_id,
        asset.platform_id,

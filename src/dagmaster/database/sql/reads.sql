@@ -33,8 +33,9 @@ SELECT job_id
  LIMIT 1;
 
 -- name: watch_job
--- A job and its own nodes, cheap enough to be read several times a second: children are never listed. Ended children are in
--- the counters of their fan_out, running ones in the index of running tasks. A node without a row has no node_id.
+-- A job and its own nodes, cheap enough to be read several times a second: children are never listed. Ended children
+-- are in the counters of their fan_out, running ones in the index of running tasks. A node without a row has no
+-- node_id.
 WITH running AS MATERIALIZED (
     SELECT r.parent, count(*)::int AS count
       FROM (SELECT (SELECT n.parent_node_id
@@ -53,14 +54,17 @@ WITH running AS MATERIALIZED (
 )
 SELECT j.status AS job_status, j.created_at AS job_created_at, j.started_at AS job_started_at,
        j.completed_at AS job_completed_at, j.error_message AS job_error_message, dagapp.clock() AS now,
-       n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
-       n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
-       n.dispatched_at, n.started_at, n.completed_at,
+       n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt,
+       n.retry_count, n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count,
+       n.cancelled_count, n.dispatched_at, n.started_at, n.completed_at,
        coalesce((SELECT r.count FROM running r WHERE r.parent = n.node_id), 0) AS running_count,
        coalesce((SELECT r.count FROM retrying r WHERE r.parent = n.node_id), 0) AS retrying_count,
        (SELECT t.progress
           FROM dagapp.dag_tasks t
-         WHERE t.job_id = n.job_id AND t.node_id = n.node_id AND t.attempt = n.attempt AND t.status = 'running') AS progress
+         WHERE t.job_id = n.job_id
+           AND t.node_id = n.node_id
+           AND t.attempt = n.attempt
+           AND t.status = 'running') AS progress
   FROM dagapp.dag_jobs j
   LEFT JOIN unnest(%(node_ids)s::text[]) WITH ORDINALITY AS k (node_id, place)
     ON true
@@ -70,13 +74,15 @@ SELECT j.status AS job_status, j.created_at AS job_created_at, j.started_at AS j
  ORDER BY k.place;
 
 -- name: page_children
--- Some children of a fan_out in index order, each by its whole key: a page costs the same for any number of children. With a
--- status, children are read one by one until the page is full.
-SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt, n.retry_count,
-       n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count, n.cancelled_count,
-       n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count, t.progress
+-- Some children of a fan_out in index order, each by its whole key: a page costs the same for any number of children.
+-- With a status, children are read one by one until the page is full.
+SELECT n.node_id, n.status, n.parent_node_id, n.fan_out_index, n.label, n.error_message, n.reason, n.attempt,
+       n.retry_count, n.max_retries, n.loss_count, n.not_before, n.total, n.expanded, n.remaining, n.failed_count,
+       n.cancelled_count, n.dispatched_at, n.started_at, n.completed_at, 0 AS running_count, 0 AS retrying_count,
+       t.progress
   FROM generate_series(%(after)s::int + 1,
-                       (SELECT least(p.expanded - 1, CASE WHEN %(statuses)s::text[] IS NULL THEN %(after)s + %(limit)s END)
+                       (SELECT least(p.expanded - 1,
+                                     CASE WHEN %(statuses)s::text[] IS NULL THEN %(after)s + %(limit)s END)
                           FROM dagapp.dag_node_states p
                          WHERE p.job_id = %(job_id)s AND p.node_id = %(parent)s)) AS i (index)
  CROSS JOIN LATERAL (SELECT c.*

@@ -8,8 +8,8 @@ SELECT t.queue, t.params_ref, t.params -> 'results_of' AS results_of
    AND t.status = 'running' AND t.worker_id = %(worker_id)s;
 
 -- name: claimable_handlers
--- The handlers that have queued tasks, by queue; without queues that are paused or full. One access for each handler, however
--- many tasks it has.
+-- The handlers that have queued tasks, by queue; without queues that are paused or full. One access for each handler,
+-- however many tasks it has.
 WITH RECURSIVE searched_queues AS MATERIALIZED (
     SELECT q.name AS queue
       FROM unnest(%(queues)s::text[]) AS q (name)

@@ -5,8 +5,8 @@
 SELECT pg_try_advisory_xact_lock(hashtext('dagapp.retention')) AS is_acquired;
 
 -- name: retention_pick
--- The oldest jobs that ended long enough ago, locked. Jobs that run again or are being resumed are skipped. Ids begin with the
--- time of creation, so younger jobs are not read.
+-- The oldest jobs that ended long enough ago, locked. Jobs that run again or are being resumed are skipped. Ids begin
+-- with the time of creation, so younger jobs are not read.
 SELECT j.job_id, j.last_sequence
   FROM dagapp.dag_jobs j
  WHERE j.job_id < dagapp.first_uuid_at(dagapp.clock() - make_interval(secs => %(age)s))
@@ -27,8 +27,8 @@ SELECT count(*)::int AS jobs
          LIMIT %(limit)s) AS old;
 
 -- name: retention_keys
--- Idempotency keys of the deleted jobs: before the jobs, because a submission takes its key first. They are locked in the
--- order in which an orchestrator reserves the keys of several messages.
+-- Idempotency keys of the deleted jobs: before the jobs, because a submission takes its key first. They are locked in
+-- the order in which an orchestrator reserves the keys of several messages.
 WITH old AS MATERIALIZED (
     SELECT submitted_by, idempotency_key
       FROM dagapp.dag_idempotency_keys
@@ -56,7 +56,8 @@ DELETE FROM dagapp.dag_task_results
  WHERE job_id = ANY (%(job_ids)s::uuid[]);
 
 -- name: retention_payloads
--- Payloads of the deleted jobs. A payload that a worker stores at this moment becomes unused, and the janitor deletes it.
+-- Payloads of the deleted jobs. A payload that a worker stores at this moment becomes unused, and the janitor deletes
+-- it.
 WITH parts AS (
     DELETE FROM dagapp.dag_payload_parts
      WHERE job_id = ANY (%(job_ids)s::uuid[])

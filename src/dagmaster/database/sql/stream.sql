@@ -1,11 +1,11 @@
 -- What the stream of the platform reads: everything that changed since a time, of all jobs and assets.
 
 -- name: stream_jobs
--- Jobs that changed after a time: active jobs, and jobs that have ended since then. Each change of an active job that is
--- shown sets updated_at. Both parts use an index, so only active jobs and jobs that have ended since then are read.
+-- Jobs that changed after a time: active jobs, and jobs that have ended since then. Each change of an active job that
+-- is shown sets updated_at. Both parts use an index, so only active jobs and jobs that have ended since then are read.
 SELECT job_id, workflow_id, definition_hash, status, version, last_sequence AS sequence, priority, correlation_id,
-       submitted_by, left(error_message, 1000) AS error_message, resume_count, cancel_requested_at, created_at, updated_at,
-       started_at, completed_at
+       submitted_by, left(error_message, 1000) AS error_message, resume_count, cancel_requested_at, created_at,
+       updated_at, started_at, completed_at
   FROM (SELECT *
           FROM dagapp.dag_jobs
          WHERE status IN ('pending', 'running') AND updated_at > %(since)s::timestamptz
@@ -36,11 +36,15 @@ SELECT dagapp.clock() AS now,
                      (SELECT count(*) FROM dagapp.dag_job_messages),
                      (SELECT string_agg(w.stats::text, ' ' ORDER BY w.worker_id) FROM dagapp.workers w))) AS queues,
        md5(concat_ws(' ',
-           (SELECT string_agg(concat_ws(' ', w.worker_id, w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)), ' '
-                              ORDER BY w.worker_id)
+           (SELECT string_agg(
+                       concat_ws(' ', w.worker_id, w.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)),
+                       ' ' ORDER BY w.worker_id
+                   )
               FROM dagapp.workers w),
-           (SELECT string_agg(concat_ws(' ', o.owner_id, o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)), ' '
-                              ORDER BY o.owner_id)
+           (SELECT string_agg(
+                       concat_ws(' ', o.owner_id, o.heartbeat_at > dagapp.clock() - make_interval(secs => %(within)s)),
+                       ' ' ORDER BY o.owner_id
+                   )
               FROM dagapp.orchestrators o))) AS instances;
 
 -- name: job_progress

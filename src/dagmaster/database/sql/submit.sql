@@ -1,5 +1,6 @@
 -- name: insert_definitions
--- Store each definition once, under the hash of its content. In key order, so that concurrent submitters do not deadlock.
+-- Store each definition once, under the hash of its content. In key order, so that concurrent submitters do not
+-- deadlock.
 INSERT INTO dagapp.dag_workflow_definitions (definition_hash, workflow_id, workflow_version, body)
 SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
   FROM jsonb_to_recordset(%(definitions)s::jsonb)
@@ -8,7 +9,8 @@ SELECT d.definition_hash, d.workflow_id, d.workflow_version, d.body
     ON CONFLICT DO NOTHING;
 
 -- name: create_jobs
--- Create jobs, their nodes and their first events in one statement. A job or message that is known already is left as it is.
+-- Create jobs, their nodes and their first events in one statement. A job or message that is known already is left as
+-- it is.
 WITH given AS MATERIALIZED (
     SELECT a.*
       FROM jsonb_to_recordset(%(jobs)s::jsonb)
@@ -19,8 +21,8 @@ WITH given AS MATERIALIZED (
 ), created AS (
     INSERT INTO dagapp.dag_jobs
            (job_id, workflow_id, workflow_version, definition_hash, status, input_params, priority, correlation_id,
-            submitted_by, callback_url, idempotency_key, message_id, traceparent, asset_id, version_ordinal, deadline_at,
-            last_sequence)
+            submitted_by, callback_url, idempotency_key, message_id, traceparent, asset_id, version_ordinal,
+            deadline_at, last_sequence)
     SELECT job_id, workflow_id, workflow_version, definition_hash, 'pending', input_params, priority, correlation_id,
            submitted_by, callback_url, idempotency_key, message_id, traceparent, asset_id, version_ordinal,
            dagapp.clock() + make_interval(secs => timeout_seconds), 2
@@ -72,6 +74,13 @@ VALUES (%(message_id)s, %(queue)s, %(body)s)
     ON CONFLICT DO NOTHING
 RETURNING message_id;
 
+-- name: has_message
+-- Whether a submission was stored: it waits, or has become a job or a dead letter.
+SELECT 1
+ WHERE EXISTS (SELECT 1 FROM dagapp.dag_job_messages WHERE message_id = %(message_id)s)
+    OR EXISTS (SELECT 1 FROM dagapp.dag_jobs WHERE message_id = %(message_id)s)
+    OR EXISTS (SELECT 1 FROM dagapp.dag_dead_letters WHERE queue = %(queue)s AND message_id = %(message_id)s);
+
 -- name: has_messages
 -- Whether a submission waits. Usually none does, and no transaction is needed.
 SELECT 1
@@ -80,15 +89,15 @@ SELECT 1
  LIMIT 1;
 
 -- name: take_messages
--- Delete waiting submissions from the queue, in the transaction that turns them into jobs. Those of unknown workflows stay for a
--- while: another orchestrator may know the workflow.
+-- Delete waiting submissions from the queue, in the transaction that turns them into jobs. Those of unknown workflows
+-- stay for a while: another orchestrator may know the workflow.
 WITH waiting AS MATERIALIZED (
     SELECT message_id
       FROM dagapp.dag_job_messages
      WHERE queue = %(queue)s
        AND (coalesce(jsonb_typeof(body -> 'workflow_id'), 'null') <> 'string'
             OR body ->> 'workflow_id' = ANY (%(workflow_ids)s::text[])
-            OR enqueued_at <= dagapp.clock() - make_interval(secs => %(patience)s))
+            OR enqueued_at <= dagapp.clock() - make_interval(secs => %(unknown_after)s))
      ORDER BY enqueued_at
      LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED
@@ -99,11 +108,15 @@ DELETE FROM dagapp.dag_job_messages m
 RETURNING m.message_id, m.queue, m.body, m.enqueued_at;
 
 -- name: insert_dead_letters
--- Store refused messages with the reason.
+-- Store refused messages with the reason. A message that is delivered and refused again has its dead letter already. No
+-- other transaction can add that one meanwhile, because this transaction has deleted the message.
 INSERT INTO dagapp.dag_dead_letters (queue, message_id, reason, description, body)
 SELECT d.queue, d.message_id, d.reason, d.description, d.body
   FROM jsonb_to_recordset(%(letters)s::jsonb)
-       AS d (queue text, message_id text, reason text, description text, body jsonb);
+       AS d (queue text, message_id text, reason text, description text, body jsonb)
+ WHERE NOT EXISTS (SELECT 1
+                     FROM dagapp.dag_dead_letters e
+                    WHERE e.queue = d.queue AND e.message_id = d.message_id AND e.body IS NOT DISTINCT FROM d.body);
 
 -- name: reserve_key
 -- Reserve an idempotency key for a job, or return the job that has it. A concurrent submission with the same key waits

@@ -1,8 +1,8 @@
 -- What operators look at: leases, and the health of the database.
 
 -- name: system_leases
--- Running tasks, in the order in which their leases expire. Found by the index of running tasks, which is small: it has only
--- the tasks that workers run now.
+-- Running tasks, in the order in which their leases expire. Found by the index of running tasks, which is small: it has
+-- only the tasks that workers run now.
 WITH running AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt, t.task_id, t.handler, t.queue, t.worker_id, t.started_at, t.lease_until
       FROM dagapp.dag_tasks t

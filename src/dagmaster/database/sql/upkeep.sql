@@ -53,7 +53,10 @@ SELECT r.asset_id, a.dataset_id, r.version_ordinal, r.revision
 WITH purged AS (
     UPDATE dagapp.asset_revisions
        SET purged_at = dagapp.clock()
-     WHERE asset_id = %(asset_id)s AND version_ordinal = %(version_ordinal)s AND revision = %(revision)s AND purged_at IS NULL
+     WHERE asset_id = %(asset_id)s
+       AND version_ordinal = %(ordinal)s
+       AND revision = %(revision)s
+       AND purged_at IS NULL
     RETURNING asset_id, version_ordinal, revision
 ), forgotten AS (
     DELETE FROM dagapp.stac_documents
@@ -85,7 +88,7 @@ WITH revision AS (
     UPDATE dagapp.asset_revisions
        SET withdrawal_due_at = dagapp.clock(), external_copies = 'some'
      WHERE asset_id = %(asset_id)s
-       AND version_ordinal = %(version_ordinal)s
+       AND version_ordinal = %(ordinal)s
        AND revision = %(revision)s
        AND external_copies = 'none'
        AND export_due_at IS NULL
@@ -93,7 +96,8 @@ WITH revision AS (
     RETURNING asset_id, version_ordinal, revision
 )
 INSERT INTO dagapp.asset_events (asset_id, version_ordinal, revision, action, actor, reason)
-SELECT asset_id, version_ordinal, revision, 'copies_left', 'dagmaster', 'objects were found in the external zone after the withdrawal'
+SELECT asset_id, version_ordinal, revision, 'copies_left', 'dagmaster',
+       'objects were found in the external zone after the withdrawal'
   FROM revision
 RETURNING event_id;
 
@@ -114,7 +118,8 @@ SELECT r.asset_id, a.dataset_id, a.title, a.platform_id, r.version_ordinal, v.ve
 WITH notified AS (
     SELECT r.asset_id, r.version_ordinal, r.revision
       FROM dagapp.asset_revisions AS r
-      JOIN unnest(%(asset_ids)s::text[], %(ordinals)s::int[], %(revisions)s::int[]) AS given (asset_id, version_ordinal, revision)
+      JOIN unnest(%(asset_ids)s::text[], %(ordinals)s::int[], %(revisions)s::int[])
+             AS given (asset_id, version_ordinal, revision)
      USING (asset_id, version_ordinal, revision)
      WHERE r.processing_state = 'completed'
      ORDER BY r.asset_id, r.version_ordinal, r.revision
@@ -123,7 +128,9 @@ WITH notified AS (
 UPDATE dagapp.asset_revisions AS r
    SET review_notified_at = dagapp.clock()
   FROM notified
- WHERE r.asset_id = notified.asset_id AND r.version_ordinal = notified.version_ordinal AND r.revision = notified.revision;
+ WHERE r.asset_id = notified.asset_id
+   AND r.version_ordinal = notified.version_ordinal
+   AND r.revision = notified.revision;
 
 -- name: asset_upkeep_lock
 -- One process at a time notifies reviewers. The lock belongs to the session, so that it ends with the process.
@@ -140,7 +147,9 @@ WITH old AS MATERIALIZED (
       FROM dagapp.asset_events AS e
      WHERE e.created_at < dagapp.clock() - make_interval(secs => %(age)s)
        AND (e.asset_id IS NULL
-            OR EXISTS (SELECT FROM dagapp.asset_events AS newer WHERE newer.asset_id = e.asset_id AND newer.event_id > e.event_id))
+            OR EXISTS (SELECT
+                         FROM dagapp.asset_events AS newer
+                        WHERE newer.asset_id = e.asset_id AND newer.event_id > e.event_id))
      ORDER BY e.created_at, e.event_id
      LIMIT %(limit)s
        FOR UPDATE SKIP LOCKED

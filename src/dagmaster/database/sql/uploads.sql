@@ -1,7 +1,8 @@
 -- Uploads to the bronze zone: begun, continued, finished, removed. The bytes are in the storage.
 
 -- part: upload_columns
-upload_id, platform_id, container, blob, size_bytes, sha256, etag, created_by, created_at, updated_at, expires_at, finished_at
+upload_id, platform_id, container, blob, size_bytes, sha256, etag, created_by, created_at, updated_at, expires_at,
+       finished_at
 
 -- name: upload_lock_caller
 -- Uploads of one caller are begun one after another, so that they can be counted.

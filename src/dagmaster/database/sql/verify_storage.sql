@@ -1,5 +1,5 @@
--- `dagmaster verify-storage`: what the database names is compared with the objects of the zones, in two temporary tables
--- (storage/tables.sql).
+-- `dagmaster verify-storage`: what the database names is compared with the objects of the zones, in two temporary
+-- tables (storage/tables.sql).
 
 -- part: storage_is_published
 -- Whether a revision is in the catalogue, as `AssetState.published` says.
@@ -12,7 +12,8 @@ a.deleted_at IS NULL
 -- name: storage_documents
 -- The files that the STAC documents of revisions name, without revisions that are being purged.
 SELECT d.dataset_id, d.version_ordinal, d.revision, d.document_id, file.asset_key, file.content ->> 'href' AS href,
-       CASE WHEN file.content ->> 'file:size' ~ '^[0-9]{1,18}$' THEN (file.content ->> 'file:size')::bigint END AS size_bytes,
+       CASE WHEN file.content ->> 'file:size' ~ '^[0-9]{1,18}$' THEN (file.content ->> 'file:size')::bigint END
+           AS size_bytes,
        file.content ->> 'file:checksum' AS checksum,
        coalesce(
            v.approved_revision = d.revision AND
@@ -25,14 +26,18 @@ SELECT d.dataset_id, d.version_ordinal, d.revision, d.document_id, file.asset_ke
     ON v.asset_id = a.asset_id AND v.version_ordinal = d.version_ordinal
   LEFT JOIN dagapp.asset_revisions AS r
     ON r.asset_id = a.asset_id AND r.version_ordinal = d.version_ordinal AND r.revision = d.revision
- CROSS JOIN LATERAL jsonb_each(CASE jsonb_typeof(d.content -> 'assets') WHEN 'object' THEN d.content -> 'assets' ELSE '{}' END)
-         AS given (asset_key, content)
+ CROSS JOIN LATERAL jsonb_each(
+             CASE jsonb_typeof(d.content -> 'assets') WHEN 'object' THEN d.content -> 'assets' ELSE '{}' END
+         ) AS given (asset_key, content)
  CROSS JOIN LATERAL (
            SELECT given.asset_key, given.content
             UNION ALL
            SELECT given.asset_key || '.' || other.key, other.value
              FROM jsonb_each(
-                      CASE jsonb_typeof(given.content -> 'alternate') WHEN 'object' THEN given.content -> 'alternate' ELSE '{}' END
+                      CASE jsonb_typeof(given.content -> 'alternate')
+                          WHEN 'object' THEN given.content -> 'alternate'
+                          ELSE '{}'
+                      END
                   ) AS other
        ) AS file
  WHERE jsonb_typeof(file.content) = 'object' AND file.content ? 'href' AND r.purge_started_at IS NULL;
@@ -59,7 +64,9 @@ SELECT 'bronze', r.source ->> 'container', named.blob, 'source', CASE WHEN r.sou
            SELECT r.source ->> 'blob' AS blob
             WHERE r.source ? 'blob'
             UNION ALL
-           SELECT jsonb_array_elements_text(CASE jsonb_typeof(r.source -> 'blobs') WHEN 'array' THEN r.source -> 'blobs' ELSE '[]' END)
+           SELECT jsonb_array_elements_text(
+                      CASE jsonb_typeof(r.source -> 'blobs') WHEN 'array' THEN r.source -> 'blobs' ELSE '[]' END
+                  )
        ) AS named
  WHERE r.purged_at IS NULL
    AND a.deleted_at IS NULL
@@ -83,7 +90,10 @@ SELECT DISTINCT 'bronze', coalesce(j.input_params ->> 'container_name', %(contai
            SELECT j.input_params ->> 'blob_name' AS blob
             UNION ALL
            SELECT jsonb_array_elements_text(
-                      CASE jsonb_typeof(j.input_params -> 'blob_names') WHEN 'array' THEN j.input_params -> 'blob_names' ELSE '[]' END
+                      CASE jsonb_typeof(j.input_params -> 'blob_names')
+                          WHEN 'array' THEN j.input_params -> 'blob_names'
+                          ELSE '[]'
+                      END
                   )
        ) AS named
  WHERE named.blob IS NOT NULL;
@@ -100,11 +110,12 @@ SELECT DISTINCT f.zone, f.container, f.blob
        );
 
 -- name: storage_damaged
--- Named objects that do not exist, or that have another size; those that are served first. `total` and `total_served` count all of
--- them.
-SELECT CASE WHEN o.blob IS NULL THEN 'missing' ELSE 'wrong-size' END AS code, f.zone, f.container, f.blob, f.kind, f.dataset_id,
-       f.version_ordinal, f.revision, f.document_id, f.asset_key, f.is_served, f.size_bytes AS expected_bytes, o.size_bytes,
-       o.modified_at, count(*) OVER () AS total, count(*) FILTER (WHERE f.is_served) OVER () AS total_served
+-- Named objects that do not exist, or that have another size; those that are served first. `total` and `total_served`
+-- count all of them.
+SELECT CASE WHEN o.blob IS NULL THEN 'missing' ELSE 'wrong-size' END AS code, f.zone, f.container, f.blob, f.kind,
+       f.dataset_id, f.version_ordinal, f.revision, f.document_id, f.asset_key, f.is_served,
+       f.size_bytes AS expected_bytes, o.size_bytes, o.modified_at, count(*) OVER () AS total,
+       count(*) FILTER (WHERE f.is_served) OVER () AS total_served
   FROM storage_references AS f
   LEFT JOIN storage_objects AS o
     ON o.zone = f.zone AND o.container = f.container AND o.blob = f.blob
@@ -115,9 +126,9 @@ SELECT CASE WHEN o.blob IS NULL THEN 'missing' ELSE 'wrong-size' END AS code, f.
  LIMIT %(limit)s;
 
 -- name: storage_unreferenced
--- Objects that are older than an age and that nothing names, the largest first, with the reason. An object of a revision or a job
--- that exists is kept unless the documents of the revision are complete and do not name it. A manifest that is missing or damaged
--- names nothing: then all copies are kept.
+-- Objects that are older than an age and that nothing names, the largest first, with the reason. An object of a
+-- revision or a job that exists is kept unless the documents of the revision are complete and do not name it. A
+-- manifest that is missing or damaged names nothing: then all copies are kept.
 WITH unnamed AS (
     SELECT o.*
       FROM storage_objects AS o
@@ -142,8 +153,12 @@ WITH unnamed AS (
                WHEN r.purged_at IS NOT NULL THEN 'its revision was purged'
                WHEN o.zone = 'external'
                    THEN CASE r.external_copies
-                            WHEN 'none' THEN CASE WHEN NOT r.is_external_job_running THEN 'the copies of its revision were removed' END
-                            WHEN 'all' THEN CASE WHEN m.is_readable THEN 'the manifest of its revision does not name it' END
+                            WHEN 'none'
+                                THEN CASE WHEN NOT r.is_external_job_running
+                                          THEN 'the copies of its revision were removed'
+                                     END
+                            WHEN 'all'
+                                THEN CASE WHEN m.is_readable THEN 'the manifest of its revision does not name it' END
                         END
                WHEN r.processing_state = 'completed' AND o.kind IN ('cogs', 'mosaics', 'tiling_schemes')
                    THEN 'the documents of its revision do not name it'
@@ -156,7 +171,10 @@ WITH unnamed AS (
       LEFT JOIN dagapp.asset_revisions AS r
         ON r.asset_id = a.asset_id AND r.version_ordinal = o.version_ordinal AND r.revision = o.revision
       LEFT JOIN manifests AS m
-        ON o.zone = 'external' AND m.dataset_id = o.dataset_id AND m.version_ordinal = o.version_ordinal AND m.revision = o.revision
+        ON o.zone = 'external'
+       AND m.dataset_id = o.dataset_id
+       AND m.version_ordinal = o.version_ordinal
+       AND m.revision = o.revision
 )
 SELECT zone, container, blob, size_bytes, modified_at, dataset_id, version_ordinal, revision, reason,
        count(*) OVER () AS total, (sum(size_bytes) OVER ())::bigint AS total_bytes
@@ -168,8 +186,8 @@ SELECT zone, container, blob, size_bytes, modified_at, dataset_id, version_ordin
 -- name: storage_to_read
 -- Named objects of the right size whose content can be compared with a hash; those that are served first.
 SELECT DISTINCT ON (f.is_served, f.zone, f.container, f.blob, f.sha256)
-       f.zone, f.container, f.blob, f.kind, f.dataset_id, f.version_ordinal, f.revision, f.document_id, f.asset_key, f.is_served,
-       f.sha256, o.size_bytes
+       f.zone, f.container, f.blob, f.kind, f.dataset_id, f.version_ordinal, f.revision, f.document_id, f.asset_key,
+       f.is_served, f.sha256, o.size_bytes
   FROM storage_references AS f
   JOIN storage_objects AS o
     ON o.zone = f.zone AND o.container = f.container AND o.blob = f.blob
@@ -196,7 +214,8 @@ WITH published AS MATERIALIZED (
       FROM pgstac.items AS i
      WHERE EXISTS (SELECT FROM dagapp.geospatial_assets AS a WHERE a.dataset_id = i.collection)
 ), differences AS (
-    SELECT p.dataset_id, p.version_ordinal, p.revision, ''::text AS document_id, 'the revision has no documents' AS reason
+    SELECT p.dataset_id, p.version_ordinal, p.revision, ''::text AS document_id,
+           'the revision has no documents' AS reason
       FROM published AS p
      WHERE NOT EXISTS (
                SELECT

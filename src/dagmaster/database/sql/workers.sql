@@ -45,15 +45,17 @@ report AS MATERIALIZED (
 )
 
 -- part: waiting
--- The queued tasks of the queues in `searched_queues`: for each handler and priority, the oldest task. By a loose index scan:
--- each handler and priority costs one access, however many tasks it has. `rank` is the handler's place in `wanted_handlers`, or
--- `any_rank` if it is not in that list. If the rank is NULL, only the highest priority of the handler is read.
+-- The queued tasks of the queues in `searched_queues`: for each handler and priority, the oldest task. By a loose index
+-- scan: each handler and priority costs one access, however many tasks it has. `rank` is the handler's place in
+-- `wanted_handlers`, or `any_rank` if it is not in that list. If the rank is NULL, only the highest priority of the
+-- handler is read.
 waiting AS (
     SELECT q.queue, f.handler, f.rank, f.priority, f.position, f.available_at
       FROM searched_queues q
      CROSS JOIN LATERAL (
            SELECT t.handler, t.priority, t.position, t.available_at,
-                  coalesce(array_position((SELECT handlers FROM wanted_handlers), t.handler), (SELECT any_rank FROM wanted_handlers)) AS rank
+                  coalesce(array_position((SELECT handlers FROM wanted_handlers), t.handler),
+                           (SELECT any_rank FROM wanted_handlers)) AS rank
              FROM dagapp.dag_tasks t
             WHERE t.status = 'queued' AND t.queue = q.queue
             ORDER BY t.handler, t.priority DESC, t.position
@@ -70,7 +72,8 @@ waiting AS (
              LIMIT 1)
             UNION ALL
            (SELECT t.handler, t.priority, t.position, t.available_at,
-                   coalesce(array_position((SELECT handlers FROM wanted_handlers), t.handler), (SELECT any_rank FROM wanted_handlers))
+                   coalesce(array_position((SELECT handlers FROM wanted_handlers), t.handler),
+                            (SELECT any_rank FROM wanted_handlers))
               FROM dagapp.dag_tasks t
              WHERE t.status = 'queued' AND t.queue = w.queue AND t.handler > w.handler
              ORDER BY t.handler, t.priority DESC, t.position
@@ -141,7 +144,8 @@ open_queues AS MATERIALIZED (
                    LIMIT %(heavy)s
                      FOR NO KEY UPDATE SKIP LOCKED) AS locked
             WHERE k.queue = q.name AND NOT k.is_light
-            LIMIT greatest(0, least(%(heavy)s, q.capacity - (SELECT count(*) FROM light l WHERE l.queue = q.name)))) AS c
+            LIMIT greatest(0, least(%(heavy)s, q.capacity - (SELECT count(*) FROM light l WHERE l.queue = q.name)))
+           ) AS c
      LIMIT %(heavy)s
 ), claimed AS (
     UPDATE dagapp.dag_tasks t
@@ -150,7 +154,8 @@ open_queues AS MATERIALIZED (
            started_at = (SELECT dagapp.clock()),
            lease_until = (SELECT dagapp.clock() + make_interval(secs => %(lease)s))
       FROM (SELECT * FROM light UNION ALL SELECT * FROM heavy) AS c
-     -- By ctid: no other transaction moves a row that this one has locked. (A row that moved before the lock stays queued.)
+     -- By ctid: no other transaction moves a row that this one has locked. (A row that moved before the lock stays
+     -- queued.)
      WHERE t.ctid = c.place
     RETURNING t.task_id, t.job_id, t.node_id, t.attempt, t.handler, t.params, t.queue, t.timeout_seconds, t.retry_count,
               -- Only for the few tasks with more attempts than their retries explain.
@@ -172,8 +177,9 @@ open_queues AS MATERIALIZED (
 )
 
 -- name: exchange
--- Report finished tasks and claim new ones: one statement, one commit. A row has the number of accepted reports, the name of a
--- limited queue, or a task. The number comes first: everything that may wait for a lock precedes the claims, which never wait.
+-- Report finished tasks and claim new ones: one statement, one commit. A row has the number of accepted reports, the
+-- name of a limited queue, or a task. The number comes first: everything that may wait for a lock precedes the claims,
+-- which never wait.
 WITH RECURSIVE
 -- use: store_reports
 ,
@@ -203,8 +209,9 @@ SELECT limited_queue, task_id, job_id, node_id, attempt, handler, params, queue,
   FROM taken;
 
 -- name: lock_budgets
--- A transaction that claims from limited queues holds their budgets until it commits, so that two workers never use the
--- same capacity. A separate statement, so that the one that counts running tasks sees what was committed before.
+-- Lock the budgets of limited queues, which are their rows, until the transaction that claims from them commits, so
+-- that two workers never use the same capacity. A separate statement, so that the one that counts running tasks sees
+-- what was committed before.
 SELECT queue
   FROM dagapp.dag_queues
  WHERE queue = ANY (%(queues)s::text[]) AND max_running IS NOT NULL
@@ -222,7 +229,8 @@ VALUES (%(queue)s, %(max_running)s, coalesce(%(is_paused)s::boolean, false))
 
 -- name: record_late_reports
 -- Store reports that came too late, for diagnosis, and return them. Nothing is stored for a task that this worker has
--- never held. A report that this worker has sent before, and whose response was lost, is not late: it was accepted then.
+-- never held. A report that this worker has sent before, and whose response was lost, is not late: it was accepted
+-- then.
 WITH report AS MATERIALIZED (
     SELECT r.*
       FROM jsonb_to_recordset(%(reports)s::jsonb)
@@ -286,7 +294,8 @@ SELECT h.job_id::text || '_' || h.node_id || '_' || h.attempt::text AS task_id
                     WHERE r.job_id = h.job_id AND r.node_id = h.node_id AND r.attempt = h.attempt);
 
 -- name: take_stops
--- The tasks that a worker is asked to stop, until they have ended: a response may be lost. stop_seen_at records the first time.
+-- The tasks that a worker is asked to stop, until they have ended: a response may be lost. stop_seen_at records the
+-- first time.
 WITH unseen AS MATERIALIZED (
     SELECT t.job_id, t.node_id, t.attempt
       FROM dagapp.dag_tasks t
@@ -322,7 +331,7 @@ WITH child AS MATERIALIZED (
 )
 SELECT w.index, w.node_id, w.status, w.output, w.error_message, w.output_ref
   FROM (SELECT child.*, sum(size_bytes) OVER (ORDER BY index) AS bytes_so_far FROM child) AS w
- WHERE w.bytes_so_far <= %(most_bytes)s OR w.index = %(offset)s
+ WHERE w.bytes_so_far <= %(max_bytes)s OR w.index = %(offset)s
  ORDER BY w.index;
 
 -- name: save_checkpoint

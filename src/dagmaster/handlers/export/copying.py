@@ -16,8 +16,8 @@ import orjson
 from pydantic import Field
 
 from dagmaster import faults
-from dagmaster.assets.external import ExternalJob
-from dagmaster.database.assets.external import ExternalSession, ExternalTarget
+from dagmaster.assets.external_copies import ExternalCopyJob
+from dagmaster.database.assets.external_copies import ExternalCopySession, ExternalCopyTarget
 from dagmaster.database.connect import translate_errors
 from dagmaster.errors import DagmasterError, HandlerFailed, NotFound, UnfitData
 from dagmaster.handlers.context import Context, SyncContext
@@ -56,7 +56,7 @@ class DocumentBatch(FrozenModel):
 
 
 class ExportPlan(FrozenModel):
-    target: ExternalTarget
+    target: ExternalCopyTarget
     batches: list[DocumentBatch]
     document_count: int
     file_list: str | None
@@ -80,11 +80,11 @@ def plan(ctx: SyncContext, params: PlanParams) -> ExportPlan:
     return ExportPlan(target=target, batches=batches, document_count=count, file_list=file_list)
 
 
-def edition_of(target: ExternalTarget) -> Edition:
+def edition_of(target: ExternalCopyTarget) -> Edition:
     return Edition(target.dataset_id, target.version_ordinal, target.revision)
 
 
-def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
+def _require_blob_path(blob_path: str | None, revision: ExternalCopyTarget) -> None:
     if blob_path is not None and blob_path != revision.blob_path:
         raise UnfitData(
             f"blob_path does not match {revision}",
@@ -94,7 +94,7 @@ def _require_blob_path(blob_path: str | None, revision: ExternalTarget) -> None:
 
 
 def _write_file_list(
-    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, batches: list[DocumentBatch]
+    ctx: SyncContext, session: ExternalCopySession, target: ExternalCopyTarget, batches: list[DocumentBatch]
 ) -> str:
     """Write the names of all objects that a pipeline copies, one per line. The list is deleted with the job."""
     names: set[str] = set()
@@ -108,7 +108,7 @@ def _write_file_list(
 
 
 class TransferParams(FrozenModel):
-    target: ExternalTarget
+    target: ExternalCopyTarget
     file_list: str | None = None
 
 
@@ -135,7 +135,7 @@ async def transfer(ctx: Context, params: TransferParams) -> Transfer:
 
 
 class CopyParams(FrozenModel):
-    target: ExternalTarget
+    target: ExternalCopyTarget
     batch: DocumentBatch
 
 
@@ -189,7 +189,7 @@ def copy(ctx: SyncContext, params: CopyParams) -> Copied:
     return Copied(objects=list(copied.values()), items=items)
 
 
-def _files(target: ExternalTarget, document: Json) -> Iterator[tuple[Location, Json]]:
+def _files(target: ExternalCopyTarget, document: Json) -> Iterator[tuple[Location, Json]]:
     """The objects of the revision that a document names. Files of other revisions and zones are not copied."""
     edition = edition_of(target)
     for location, asset in documents.files_in(document):
@@ -198,12 +198,12 @@ def _files(target: ExternalTarget, document: Json) -> Iterator[tuple[Location, J
 
 
 def _copy_file(
-    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, source: Location, asset: Json
+    ctx: SyncContext, session: ExternalCopySession, target: ExternalCopyTarget, source: Location, asset: Json
 ) -> CopiedObject:
-    copy_location = external(ctx, source.blob)
+    copy_location = external_location(ctx, source.blob)
     prefix = ctx.addresses.external_base
     if is_mosaic(source) and prefix is not None:
-        cogs = ctx.addresses.external(external(ctx, edition_of(target).cog("x"))).removesuffix("x")
+        cogs = ctx.addresses.external(external_location(ctx, edition_of(target).cog("x"))).removesuffix("x")
         return _put(ctx, session, target, copy_location, documents.external_mosaic(ctx.storage.get(source), cogs))
     expected = documents.checksum_of(asset) or ctx.storage.sha256(source)
     with guarded(ctx, session, target, copy_location):
@@ -242,14 +242,14 @@ def _sha256(ctx: SyncContext, location: Location) -> str | None:
 
 
 def _write(
-    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, name: str, document: Json
+    ctx: SyncContext, session: ExternalCopySession, target: ExternalCopyTarget, name: str, document: Json
 ) -> CopiedObject:
-    location = external(ctx, edition_of(target).stac(name))
+    location = external_location(ctx, edition_of(target).stac(name))
     return _put(ctx, session, target, location, orjson.dumps(document, option=orjson.OPT_SORT_KEYS))
 
 
 def _put(
-    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location, content: bytes
+    ctx: SyncContext, session: ExternalCopySession, target: ExternalCopyTarget, location: Location, content: bytes
 ) -> CopiedObject:
     with guarded(ctx, session, target, location):
         stored = ctx.storage.put(location, content)
@@ -259,7 +259,9 @@ def _put(
 
 
 @contextmanager
-def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location) -> Iterator[None]:
+def guarded(
+    ctx: SyncContext, session: ExternalCopySession, target: ExternalCopyTarget, location: Location
+) -> Iterator[None]:
     """A context in which one object of the external zone is written. It is deleted if the export is no longer current
     afterwards: a task may outlive its job, and the other copies may have been removed while it wrote."""
     _require_current(lambda: session.is_current(target), target)
@@ -275,7 +277,7 @@ def guarded(ctx: SyncContext, session: ExternalSession, target: ExternalTarget, 
 
 
 def _delete_unless_current(
-    ctx: SyncContext, session: ExternalSession, target: ExternalTarget, location: Location
+    ctx: SyncContext, session: ExternalCopySession, target: ExternalCopyTarget, location: Location
 ) -> None:
     """Delete the object and raise the reason if the export is no longer current, or if that cannot be checked."""
     try:
@@ -285,7 +287,7 @@ def _delete_unless_current(
         raise
 
 
-def _require_current(is_current: Callable[[], bool], target: ExternalTarget) -> None:
+def _require_current(is_current: Callable[[], bool], target: ExternalCopyTarget) -> None:
     if not is_current():
         raise UnfitData(
             f"the export of {target} is no longer current: it was withdrawn, or another job exports it",
@@ -295,7 +297,7 @@ def _require_current(is_current: Callable[[], bool], target: ExternalTarget) -> 
 
 
 class FinishParams(FrozenModel):
-    target: ExternalTarget
+    target: ExternalCopyTarget
     document_count: int
     run_id: str | None = None
 
@@ -332,11 +334,11 @@ def finish(ctx: SyncContext, params: FinishParams) -> Exported:
         document = documents.external_collection(collection, edition_of(target), ctx.addresses.public_base, items)
         written = _write(ctx, session, target, STAC_COLLECTION, document)
         objects[written.blob] = written
-        manifest = external(ctx, edition_of(target).manifest())
+        manifest = external_location(ctx, edition_of(target).manifest())
         content = orjson.dumps(_manifest(target, objects), option=orjson.OPT_INDENT_2)
         _put(ctx, session, target, manifest, content)
     main = _main_object(ctx, target, objects)
-    stac = external(ctx, written.blob)
+    stac = external_location(ctx, written.blob)
     return Exported(
         external_blob_path=main.path if main else None,
         external_stac_path=stac.path,
@@ -362,7 +364,7 @@ def _results(ctx: SyncContext) -> tuple[dict[str, CopiedObject], list[str]]:
     return objects, items
 
 
-def _manifest(target: ExternalTarget, objects: dict[str, CopiedObject]) -> Json:
+def _manifest(target: ExternalCopyTarget, objects: dict[str, CopiedObject]) -> Json:
     """All objects with their sizes and checksums, so that anyone can verify them. Repeated exports write the same."""
     return {
         "dataset_id": target.dataset_id,
@@ -372,19 +374,19 @@ def _manifest(target: ExternalTarget, objects: dict[str, CopiedObject]) -> Json:
     }
 
 
-def _main_object(ctx: SyncContext, target: ExternalTarget, objects: dict[str, CopiedObject]) -> Location | None:
+def _main_object(ctx: SyncContext, target: ExternalCopyTarget, objects: dict[str, CopiedObject]) -> Location | None:
     """The copy of the revision's main object."""
     if target.blob_path is None:
         return None
     blob = target.blob_path.partition("/")[2] if target.blob_path not in objects else target.blob_path
-    return external(ctx, blob) if blob in objects else None
+    return external_location(ctx, blob) if blob in objects else None
 
 
-def external(ctx: SyncContext, blob: str) -> Location:
+def external_location(ctx: SyncContext, blob: str) -> Location:
     return ctx.storage.location(blob, zone=Zone.EXTERNAL)
 
 
 @contextmanager
-def exporting(ctx: SyncContext, job: ExternalJob = ExternalJob.EXPORT) -> Iterator[ExternalSession]:
+def exporting(ctx: SyncContext, job: ExternalCopyJob = ExternalCopyJob.EXPORT) -> Iterator[ExternalCopySession]:
     with translate_errors(), ctx.connect() as connection:
-        yield ExternalSession(connection, ctx.job_id, job)
+        yield ExternalCopySession(connection, ctx.job_id, job)

@@ -5,9 +5,9 @@
     POST …/pipelineruns/{runId}/cancel
     POST …/queryPipelineRuns                   by the name of the pipeline and the time
 
-Requests are repeated after 429, 5xx and lost connections, after the delay that `Retry-After` asks for. A createRun
-whose response was lost or a 5xx may have started a run: it is repeated only if no run with its parameters is active or
-has succeeded. Errors and log messages contain no tokens.
+Requests are repeated after 429, 5xx and lost connections, after the delay that `Retry-After` asks for. A createRun may
+have started a run although its response was lost or was a 5xx: it is repeated only if no run with its parameters is
+active or has succeeded. Errors and log messages contain no tokens.
 """
 
 import asyncio

@@ -6,8 +6,8 @@ The transaction of the decision removes the revision from the catalogue and the 
 copies from the external zone. Objects of the silver zone are never changed. Each step may run twice.
 """
 
-from dagmaster.assets.external import ExternalJob
-from dagmaster.database.assets.external import ExternalTarget
+from dagmaster.assets.external_copies import ExternalCopyJob
+from dagmaster.database.assets.external_copies import ExternalCopyTarget
 from dagmaster.errors import HandlerFailed, UnfitData
 from dagmaster.handlers.context import Context, SyncContext
 from dagmaster.handlers.export.copying import NamedRevision, edition_of, exporting
@@ -15,16 +15,16 @@ from dagmaster.handlers.frozen import FrozenModel
 
 
 class TargetParams(FrozenModel):
-    target: ExternalTarget
+    target: ExternalCopyTarget
 
 
 class CheckedTarget(FrozenModel):
-    target: ExternalTarget
+    target: ExternalCopyTarget
 
 
 def check(ctx: SyncContext, params: NamedRevision) -> CheckedTarget:
     """Check that a revision is no longer approved and public, and that no other job makes or removes its copies."""
-    with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
+    with exporting(ctx, ExternalCopyJob.WITHDRAWAL) as session:
         revision = session.find(params.asset_id, params.version_ordinal, params.revision)
         session.claim(revision)
     return CheckedTarget(target=revision)
@@ -46,7 +46,7 @@ class Removed(FrozenModel):
 def remove(ctx: SyncContext, params: TargetParams) -> Removed:
     """Remove all objects of a revision from the external zone, its catalogue first."""
     target, edition = params.target, edition_of(params.target)
-    with exporting(ctx, ExternalJob.WITHDRAWAL) as session:
+    with exporting(ctx, ExternalCopyJob.WITHDRAWAL) as session:
         session.claim(target)
         count = ctx.storage.clear_external(edition)
         if not session.is_current(target):  # this task has outlived its job

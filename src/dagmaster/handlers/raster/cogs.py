@@ -15,7 +15,7 @@ from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.handlers.raster.documents import cog_of, item_of
 from dagmaster.handlers.raster.findings import log_findings, reported
 from dagmaster.handlers.raster.outputs import GridParams, in_silver, megabytes, publish
-from dagmaster.handlers.raster.results import CogAsset, CogFootprint, CogResult, TileWindow, ValidAreaResult
+from dagmaster.handlers.raster.results import CogResult, TileWindow, ValidAreaResult
 from dagmaster.handlers.raster.sources import SourceParams, facts_of_source, find_source, public_name, unchanged
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, footprint
@@ -113,7 +113,7 @@ def cog_name(description: DatasetDescription, part: str | None) -> str:
 
 
 # Writes a COG with this profile to a path, and reports the fraction that is done.
-Writer = Callable[[Path, CogProfile, Callable[[float], None]], CogFacts]
+CogWriter = Callable[[Path, CogProfile, Callable[[float], None]], CogFacts]
 
 
 def _source_writer(
@@ -123,7 +123,7 @@ def _source_writer(
     window: Window | None = None,
     *,
     own: tuple[int, int] | None = None,
-) -> Writer:
+) -> CogWriter:
     options, source = params.source, find_source(ctx.storage, params.source, ctx.job_id)
 
     def write(target: Path, profile: CogProfile, on_progress: Callable[[float], None]) -> CogFacts:
@@ -148,7 +148,7 @@ def _source_writer(
     return write
 
 
-def _bordered_writer(ctx: SyncContext, params: CreateCogParams, grid: OutputGrid) -> Writer:
+def _bordered_writer(ctx: SyncContext, params: CreateCogParams, grid: OutputGrid) -> CogWriter:
     options = params.source
     source, *neighbours = (find_source(ctx.storage, each, ctx.job_id) for each in (options, *params.neighbours))
     kind = options.kind or RasterType.UNKNOWN
@@ -191,7 +191,7 @@ def _all_unchanged(ctx: SyncContext, sources: Iterable[SourceFile], options: Ite
 def write_described(
     ctx: SyncContext,
     params: OutputParams,
-    write: Writer,
+    write: CogWriter,
     *,
     raster_type: str,
     name: str,
@@ -206,11 +206,13 @@ def write_described(
     """
     edition = params.about.writable_edition(ctx)
     cog = _write(ctx, params, write, edition, own=own, name=name, is_only_cog=part is None)
-    provenance = _provenance(ctx, params.source) if isinstance(params, CogParams) else None
-    if provenance and provenance.source_name:
-        lineage_start = f"{provenance.source_name}{_in_brackets(provenance.source_crs)} "
-    lineage = lineage_start + _lineage(params, cog.facts, provenance.source_sha256 if provenance else None)
-    description = params.about.model_copy(update={"lineage": lineage, **(asdict(provenance) if provenance else {})})
+    public_source = _public_source(ctx, params.source) if isinstance(params, CogParams) else None
+    if public_source and public_source.source_name:
+        lineage_start = f"{public_source.source_name}{_in_brackets(public_source.source_crs)} "
+    lineage = lineage_start + _lineage(params, cog.facts, public_source.source_sha256 if public_source else None)
+    description = params.about.model_copy(
+        update={"lineage": lineage, **(asdict(public_source) if public_source else {})}
+    )
     asset = mosaics.mosaic_asset(ctx.storage.gdal_path(cog.location), name=name)
     facts = cog.facts
     return CogResult(
@@ -233,8 +235,8 @@ def write_described(
         infinite=cog.infinite,
         valid_area=ValidAreaResult(**asdict(facts.valid_area)),
         findings=reported(cog.findings),
-        asset=CogAsset.of(asset),
-        footprint=CogFootprint(geometry=cog.footprint.geometry, bbox=cog.footprint.bbox) if cog.footprint else None,
+        asset=asset,
+        footprint=cog.footprint,
         stac_item=_store_item(
             ctx, description, edition, cog, raster_type=raster_type, part=part, shown_as=params.shown_as
         ),
@@ -284,7 +286,7 @@ def _findings(facts: CogFacts) -> Iterator[Finding]:
 def _write(
     ctx: SyncContext,
     params: OutputParams,
-    write: Writer,
+    write: CogWriter,
     edition: Edition,
     *,
     own: tuple[int, int] | None,
@@ -370,7 +372,7 @@ def _created(storage: Storage, location: Location, sha256: str) -> datetime | No
 
 
 @dataclass(frozen=True, slots=True)
-class _Provenance:
+class _PublicSource:
     """Fields of the description. A name that is not fit for publication is left out."""
 
     source_name: str | None
@@ -378,8 +380,8 @@ class _Provenance:
     source_sha256: str | None
 
 
-def _provenance(ctx: SyncContext, source: SourceParams) -> _Provenance:
-    return _Provenance(
+def _public_source(ctx: SyncContext, source: SourceParams) -> _PublicSource:
+    return _PublicSource(
         source_name=public_name(find_source(ctx.storage, source, ctx.job_id)),
         source_crs=source.crs or source.source_crs,
         source_sha256=source.sha256,

@@ -21,6 +21,7 @@ from dagmaster.quantities import counted
 from dagmaster.raster.cog.grid import is_north_up_in
 from dagmaster.raster.cog.stack import GridGroup, grid_groups
 from dagmaster.raster.source.crs import parse_crs
+from dagmaster.raster.source.extent import Bounds
 from dagmaster.raster.source.facts import RasterFacts
 from dagmaster.raster.validation.findings import Finding, info, warn
 
@@ -143,7 +144,7 @@ def _boxes(files: Sequence[RasterFacts], target_crs: str) -> Boxes:
     return np.array([box or (np.nan,) * 4 for box in boxes], dtype=np.float64)
 
 
-def _bounds_in(crs: str, file: RasterFacts) -> tuple[float, float, float, float] | None:
+def _bounds_in(crs: str, file: RasterFacts) -> Bounds | None:
     assert file.bounds is not None
     try:
         bounds = transform_bounds(parse_crs(file.crs or ""), parse_crs(crs), *file.bounds)

@@ -91,14 +91,14 @@ def collection_of(
     *,
     mosaic: Location | None = None,
     tiling_scheme: Location | None = None,
-    whole: Cog | None = None,
+    mosaic_as_cog: Cog | None = None,
 ) -> Json:
-    """`whole` stands for all tiles together: its statistics decide how the mosaic is rendered."""
+    """`mosaic_as_cog` describes all tiles together: its statistics decide how the mosaic is rendered."""
     assets = collections.CollectionAssets(
         mosaic=addresses.file(mosaic) if mosaic else None,
         tiling_scheme=addresses.file(tiling_scheme) if tiling_scheme else None,
         thumbnail=addresses.preview(description.dataset_id, description.version_ordinal),
-        whole=whole,
+        mosaic_as_cog=mosaic_as_cog,
     )
     document = collections.collection(
         dataset=description.dataset(),
@@ -113,6 +113,6 @@ def collection_of(
         created=description.created or description.processed_at,
         updated=description.processed_at,
     )
-    if whole is not None:
-        document["renders"] = renders(whole)
+    if mosaic_as_cog is not None:
+        document["renders"] = renders(mosaic_as_cog)
     return document

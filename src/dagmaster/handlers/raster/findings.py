@@ -14,7 +14,7 @@ from dagmaster.raster.validation.findings import Finding, Severity
 
 MAX_PLACES = 5
 
-Stage = Literal["validation", "processing"]
+FindingStage = Literal["validation", "processing"]
 
 
 class ReportedFinding(FrozenModel):
@@ -34,7 +34,7 @@ class MergedFinding(ReportedFinding):
     found before any output was written, and `processing` if every pixel had to be read for it.
     """
 
-    stage: Stage = "validation"
+    stage: FindingStage = "validation"
     count: int = 1
     places: list[str] = []
 
@@ -46,7 +46,7 @@ class MergedFindings:
         self._by_code: dict[str, MergedFinding] = {}
 
     def add(
-        self, findings: Iterable[ReportedFinding], stage: Stage = "validation", *, place: str | None = None
+        self, findings: Iterable[ReportedFinding], stage: FindingStage = "validation", *, place: str | None = None
     ) -> None:
         places = [place] if place else []
         for finding in findings:

@@ -14,7 +14,7 @@ from dagmaster.handlers.raster.dataset import DatasetDescription, Json
 from dagmaster.handlers.raster.documents import cog_of, collection_of
 from dagmaster.handlers.raster.findings import MergedFinding, MergedFindings, ReportedFinding
 from dagmaster.handlers.raster.outputs import in_silver, megabytes, publish
-from dagmaster.handlers.raster.results import DatasetResult, MosaicPart, MosaicResult, TileBatchResult
+from dagmaster.handlers.raster.results import DatasetResult, MosaicPart, MosaicResult, ServedUrls, TileBatchResult
 from dagmaster.jobs.states import NodeStatus
 from dagmaster.raster.analysis import mosaic as mosaics
 from dagmaster.raster.analysis.footprint import Footprint, union
@@ -40,15 +40,15 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     """Write the mosaic of all COGs, compute their common statistics, and make the STAC collection."""
     storage, description = ctx.storage, params.about
     edition = description.writable_edition(ctx)
-    is_tiled = params.tiling_scheme_blob is not None
-    parts = _gather(ctx, is_tiled=is_tiled)
+    has_scheme = params.tiling_scheme_blob is not None
+    parts = _gather(ctx, has_scheme=has_scheme)
     # The mosaic is named after the id: a title may change, but a published object must not.
     document = mosaics.mosaic(parts.assets, name=description.dataset_id)
     location = publish(storage, edition.mosaic(), mosaics.encode(document))
     # Tiles count only the part that no following tile covers; other COGs may overlap in any way.
-    statistics = summarize(parts.partials if is_tiled else _counted_once(ctx, parts.assets))
+    statistics = summarize(parts.partials if has_scheme else _counted_once(ctx, parts.assets))
     addresses = ctx.addresses.stored()
-    whole = cog_of(
+    mosaic_as_cog = cog_of(
         description,
         addresses.file(location),
         read_facts(storage.gdal_path(parts.first), remote=True),
@@ -61,7 +61,13 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
     assert footprint is not None  # `_gather` requires a COG with data
     scheme = in_silver(storage, params.tiling_scheme_blob) if params.tiling_scheme_blob else None
     collection = collection_of(
-        description, addresses, footprint.bbox, parts.sample_items, mosaic=location, whole=whole, tiling_scheme=scheme
+        description,
+        addresses,
+        footprint.bbox,
+        parts.sample_items,
+        mosaic=location,
+        mosaic_as_cog=mosaic_as_cog,
+        tiling_scheme=scheme,
     )
     _store_collection(ctx, edition, collection)
     parts.findings.add_earlier(params.findings)
@@ -78,7 +84,7 @@ def create_mosaic(ctx: SyncContext, params: MosaicParams) -> MosaicResult:
         size_mb=megabytes(parts.size_bytes),
         collection=collection,
         findings=parts.findings.most_severe_first(),
-        **_served_urls(ctx, description),
+        **dict(_served_urls(ctx, description)),
     )
 
 
@@ -94,19 +100,19 @@ class _Parts:
     findings: MergedFindings = field(default_factory=MergedFindings)
 
 
-def _gather(ctx: SyncContext, *, is_tiled: bool = True) -> _Parts:
+def _gather(ctx: SyncContext, *, has_scheme: bool = True) -> _Parts:
     """Read the results of the tiles page by page, and keep only the small fields of each."""
     parts: _Parts | None = None
     for cog in _cogs(ctx):
         parts = parts or _Parts(_location(cog))
-        if is_tiled:
+        if has_scheme:
             parts.partials = combine((parts.partials, _partials(cog)))
         parts.count += 1
         parts.size_bytes += cog.size_bytes
         parts.findings.add(cog.findings, "processing", place=cog.asset.name)
         if cog.footprint:  # a tile without data is not part of the mosaic
-            parts.assets.append(cog.asset.asset())
-            parts.footprints.append(cog.footprint.footprint())
+            parts.assets.append(cog.asset)
+            parts.footprints.append(cog.footprint)
         if cog.stac_item and len(parts.sample_items) < 2:
             parts.sample_items.append(cog.stac_item)
     if parts is None or not parts.assets:
@@ -154,17 +160,17 @@ def _store_collection(ctx: SyncContext, edition: Edition, collection: Json) -> N
     ctx.storage.put(in_silver(ctx.storage, edition.stac(STAC_COLLECTION)), orjson.dumps(collection))
 
 
-def _served_urls(ctx: SyncContext, description: DatasetDescription) -> dict[str, str]:
+def _served_urls(ctx: SyncContext, description: DatasetDescription) -> ServedUrls:
     dataset_id, ordinal = description.dataset_id, description.version_ordinal
     if dataset_id == job_dataset_id(ctx.job_id):
-        return {}
-    return {
-        "tile_server_url": ctx.addresses.tilejson(dataset_id, ordinal),
-        "xyz_url": ctx.addresses.xyz(dataset_id, f"version={ordinal}"),
-        "viewer_url": ctx.addresses.map(dataset_id, ordinal),
-        "stac_url": ctx.addresses.collection(dataset_id),
-        "preview_url": ctx.addresses.preview(dataset_id, ordinal),
-    }
+        return ServedUrls()
+    return ServedUrls(
+        tile_server_url=ctx.addresses.tilejson(dataset_id, ordinal),
+        xyz_url=ctx.addresses.xyz(dataset_id, f"version={ordinal}"),
+        viewer_url=ctx.addresses.map(dataset_id, ordinal),
+        stac_url=ctx.addresses.collection(dataset_id),
+        preview_url=ctx.addresses.preview(dataset_id, ordinal),
+    )
 
 
 class DescribeParams(BaseModel):
@@ -187,5 +193,5 @@ def describe_dataset(ctx: SyncContext, params: DescribeParams) -> DatasetResult:
     findings.add(params.cog_findings, "processing")
     findings.add_earlier(params.findings)
     return DatasetResult(
-        collection=collection, findings=findings.most_severe_first(), **_served_urls(ctx, params.about)
+        collection=collection, findings=findings.most_severe_first(), **dict(_served_urls(ctx, params.about))
     )

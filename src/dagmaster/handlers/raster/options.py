@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from rasterio.enums import Resampling
 
 from dagmaster.errors import DagmasterError, InvalidRequest, UnfitData
+from dagmaster.quantities import shortened
 from dagmaster.raster.cog.grid import OutputGrid, auto_tile_size, output_grid
 from dagmaster.raster.cog.profiles import profile_of, require_fit
 from dagmaster.raster.cog.warp import blocks_of
@@ -25,7 +26,6 @@ from dagmaster.raster.validation.header_rules import Ceilings
 from dagmaster.web_mercator import METRES_PER_DEGREE
 from dagmaster.workflows.raster import becomes_tiles
 
-TILE_ABOVE_MB = 500.0  # the default of the workflows
 _WEB_MERCATOR_LIMIT = 85.06  # degrees of latitude
 _NOTABLE_STRETCH = 2.0  # pixels this much taller than in the source are reported
 
@@ -93,8 +93,7 @@ def _collected(problems: list[DagmasterError], name: str, value: object) -> Iter
     try:
         yield
     except (InvalidRequest, UnfitData) as error:
-        shown = str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}…"
-        message = f"{name}={shown} is not possible: {error.message}"
+        message = f"{name}={shortened(str(value), 60)} is not possible: {error.message}"
         problems.append(InvalidRequest(message, code=error.code, hint=error.hint, field=name))
 
 

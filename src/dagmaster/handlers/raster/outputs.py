@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dagmaster import faults
-from dagmaster.database.assets.documents import RevisionKey, refuse_other_writer
+from dagmaster.database.assets.documents import refuse_other_writer
 from dagmaster.database.connect import translate_errors
 from dagmaster.dataset_ids import job_dataset_id
 from dagmaster.errors import Conflict, UnfitData
@@ -34,10 +34,9 @@ def writable_edition(ctx: SyncContext, dataset_id: str, ordinal: int, revision: 
     The params name the edition, and a workflow of a user can pass any params. So each task checks it.
     """
     edition = Edition(dataset_id, ordinal, revision)
-    if edition.dataset != job_dataset_id(ctx.job_id):
-        key = RevisionKey(edition.dataset, edition.ordinal, edition.revision)
+    if edition.dataset_id != job_dataset_id(ctx.job_id):
         with translate_errors(), ctx.connect() as connection:
-            refuse_other_writer(connection, key, ctx.job_id)
+            refuse_other_writer(connection, edition, ctx.job_id)
     return edition
 
 

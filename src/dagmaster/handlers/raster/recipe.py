@@ -44,7 +44,7 @@ def why_taken(storage: Storage, edition: Edition, recipe: Recipe) -> str | None:
     if not names:
         return None
     changes = ", ".join(f"{name} was {_shown(stored.get(name))}, not {_shown(recipe.get(name))}" for name in names)
-    revision = f"revision {edition.revision} of version {edition.ordinal} of dataset '{edition.dataset}'"
+    revision = f"revision {edition.revision} of version {edition.ordinal} of dataset '{edition.dataset_id}'"
     return f"{revision} was made with other options: {changes}"
 
 

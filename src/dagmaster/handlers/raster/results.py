@@ -1,6 +1,7 @@
 """What raster handlers return. Later handlers are given these values, and workflows read their fields.
 
-Jobs keep outputs of earlier releases: a field may be added with a default, and is never renamed or removed.
+Jobs keep outputs of earlier releases: a field may be added with a default, and is never renamed or removed. This holds
+for the fields of `OutputGrid`, `MosaicAsset` and `Footprint` too, which are parts of results.
 """
 
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from dagmaster.handlers.raster.sources import SourceParams
 from dagmaster.raster.analysis.footprint import Footprint
 from dagmaster.raster.analysis.mosaic import MosaicAsset
 from dagmaster.raster.cog.grid import OutputGrid, Tile
+from dagmaster.raster.source.extent import Bounds
 from dagmaster.raster.source.facts import RasterFacts
 
 
@@ -24,7 +26,7 @@ class ValidationResult(FrozenModel):
     raw_size_mb: float
     blob_url: str
     crs: str | None
-    bounds: tuple[float, float, float, float] | None
+    bounds: Bounds | None
     bounds_4326: BBox | None
     crosses_antimeridian: bool
     is_tiled: bool
@@ -91,21 +93,6 @@ class TileWindow(FrozenModel):
         )
 
 
-class TileGrid(FrozenModel):
-    crs: str
-    origin: tuple[float, float]
-    resolution: tuple[float, float]
-    width: int
-    height: int
-
-    @classmethod
-    def of(cls, grid: OutputGrid) -> "TileGrid":
-        return cls(crs=grid.crs, origin=grid.origin, resolution=grid.resolution, width=grid.width, height=grid.height)
-
-    def grid(self) -> OutputGrid:
-        return OutputGrid(self.crs, self.origin, self.resolution, self.width, self.height)
-
-
 class GridDimensions(FrozenModel):
     rows: int
     cols: int
@@ -138,7 +125,7 @@ class TilingSchemeResult(FrozenModel):
     total_tiles: int
     left_out: int
     grid_dimensions: GridDimensions
-    grid: TileGrid
+    grid: OutputGrid
     tile_size: int
     overlap: int
     source_crs: str | None
@@ -147,40 +134,10 @@ class TilingSchemeResult(FrozenModel):
     raster_metadata: RasterMetadata
 
 
-class CogAsset(FrozenModel):
-    """A COG as a mosaic refers to it."""
-
-    name: str
-    geometry: Json
-    bbox: BBox
-    resolution: float
-    data_type: str
-
-    @classmethod
-    def of(cls, asset: MosaicAsset) -> "CogAsset":
-        return cls(
-            name=asset.name,
-            geometry=dict(asset.geometry),
-            bbox=asset.bbox,
-            resolution=asset.resolution,
-            data_type=asset.data_type,
-        )
-
-    def asset(self) -> MosaicAsset:
-        return MosaicAsset(**dict(self))
-
-
-class CogFootprint(FrozenModel):
-    geometry: Json
-    bbox: BBox
-
-    def footprint(self) -> Footprint:
-        return Footprint(self.geometry, self.bbox)
-
-
 class MosaicPart(FrozenModel):
     """The values of a COG that a mosaic needs. A COG without data has neither footprint nor item.
 
+    `partials` are the statistics of its bands, in the form of `Partial.pack`.
     `findings` are those of processing every pixel, not those of the validation.
     """
 
@@ -188,8 +145,8 @@ class MosaicPart(FrozenModel):
     cog_container: str
     size_bytes: int
     partials: list[Json]
-    asset: CogAsset
-    footprint: CogFootprint | None
+    asset: MosaicAsset
+    footprint: Footprint | None
     stac_item: Json | None
     findings: list[ReportedFinding] = []
 

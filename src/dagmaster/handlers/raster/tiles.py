@@ -15,13 +15,20 @@ from dagmaster.handlers.raster.results import (
     GridDimensions,
     RasterMetadata,
     TileBatchResult,
-    TileGrid,
     TileWindow,
     TilingSchemeResult,
 )
 from dagmaster.handlers.raster.sources import SourceParams, facts_of_source, find_source, renders_of, unchanged
 from dagmaster.raster.cog.coverage import tiles_with_data
-from dagmaster.raster.cog.grid import Tile, TilingScheme, auto_tile_size, output_grid, scheme_to_geojson, tiles_of
+from dagmaster.raster.cog.grid import (
+    OutputGrid,
+    Tile,
+    TilingScheme,
+    auto_tile_size,
+    output_grid,
+    scheme_to_geojson,
+    tiles_of,
+)
 from dagmaster.raster.source.facts import RasterType
 from dagmaster.raster.source.window import BLOCK
 from dagmaster.storage.location import Edition, Location
@@ -68,8 +75,8 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
     if not with_data:
         raise UnfitData("no tile would contain data", code="raster.all-nodata", hint="check the nodata value")
     document = scheme_to_geojson(TilingScheme(grid, size, overlap, with_data))
-    recipe = {"source": source.name, "size_bytes": facts.size_bytes, **params.recipe}
-    location = _publish_scheme(ctx.storage, edition, document | {"recipe": recipe})
+    scheme_source = {"source": source.name, "size_bytes": facts.size_bytes, **params.recipe}
+    location = _publish_scheme(ctx.storage, edition, document | {"recipe": scheme_source})
     return TilingSchemeResult(
         tiling_scheme_blob=location.blob,
         tiling_scheme_container=location.container,
@@ -79,7 +86,7 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
         grid_dimensions=GridDimensions(
             rows=max(tile.row for tile in tiles) + 1, cols=max(tile.col for tile in tiles) + 1
         ),
-        grid=TileGrid.of(grid),
+        grid=grid,
         tile_size=size,
         overlap=overlap,
         source_crs=facts.crs,
@@ -96,8 +103,8 @@ def _default_overlap(tile_size: int) -> int:
 def _publish_scheme(storage: Storage, edition: Edition, document: Json) -> Location:
     """Publish the scheme, or keep the stored one if it has the same tiles of the same source.
 
-    Earlier releases added output options under `recipe`. The recipe of the edition has these, and the first task
-    checked it.
+    The stored field `recipe` has the source of the scheme; earlier releases added output options. The recipe of the
+    edition has these, and the first task checked it.
     """
     location = in_silver(storage, edition.tiling_scheme())
     if storage.exists(location) and _without_options(orjson.loads(storage.get(location))) == _without_options(document):
@@ -106,8 +113,8 @@ def _publish_scheme(storage: Storage, edition: Edition, document: Json) -> Locat
 
 
 def _without_options(document: Json) -> Json:
-    recipe = {name: value for name, value in document["recipe"].items() if name in ("source", "size_bytes")}
-    return orjson.loads(orjson.dumps(document | {"recipe": recipe}))  # type: ignore[no-any-return]
+    scheme_source = {name: value for name, value in document["recipe"].items() if name in ("source", "size_bytes")}
+    return orjson.loads(orjson.dumps(document | {"recipe": scheme_source}))  # type: ignore[no-any-return]
 
 
 def _largest_first(tiles: Iterable[Tile]) -> list[Tile]:
@@ -116,25 +123,24 @@ def _largest_first(tiles: Iterable[Tile]) -> list[Tile]:
 
 
 class TileParams(CogParams):
-    grid: TileGrid
+    grid: OutputGrid
     tile: TileWindow
 
 
 def process_tile(ctx: SyncContext, params: TileParams) -> CogResult:
     """Write one tile of the grid as a COG, in one pass over its part of the source."""
-    return write_tile(ctx, params, params.grid.grid(), params.tile)
+    return write_tile(ctx, params, params.grid, params.tile)
 
 
 class TileBatchParams(CogParams):
-    grid: TileGrid
+    grid: OutputGrid
     items: list[TileWindow]
 
 
 def process_tile_batch(ctx: SyncContext, params: TileBatchParams) -> TileBatchResult:
     """Write several tiles in one task, for grids of very many small tiles."""
-    grid = params.grid.grid()
     cogs: list[CogResult] = []
     for tile in params.items:
-        cogs.append(write_tile(ctx, params, grid, tile))
+        cogs.append(write_tile(ctx, params, params.grid, tile))
         ctx.progress(len(cogs) / len(params.items), tile.tile_id, tiles=len(cogs))
     return TileBatchResult(tiles=cogs, stac_item=[cog.stac_item for cog in cogs], total_tiles=len(cogs))

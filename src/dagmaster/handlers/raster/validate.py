@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from pydantic import Field
 
-from dagmaster.database.assets.documents import RevisionKey, read_earlier
+from dagmaster.database.assets.documents import read_earlier
 from dagmaster.database.connect import translate_errors
 from dagmaster.dataset_ids import MAX_ID_LENGTH, job_dataset_id
 from dagmaster.errors import InvalidRequest, UnfitData
@@ -181,16 +181,15 @@ def _edition(ctx: SyncContext, params: ValidateParams) -> Edition:
 
 def _predecessor(ctx: SyncContext, edition: Edition) -> Predecessor:
     """The description of the dataset in earlier revisions. Raises UnfitData if there is a newer revision."""
-    key = RevisionKey(edition.dataset, edition.ordinal, edition.revision)
     with translate_errors(), ctx.connect() as connection:
-        entry = read_earlier(connection, key)
-    if entry is not None and entry.newest is not None and entry.newest > key.revision:
+        entry = read_earlier(connection, edition)
+    if entry is not None and entry.newest is not None and entry.newest > edition.revision:
         raise UnfitData(
-            f"dataset '{key.dataset_id}' already has revision {entry.newest} of version {key.ordinal}",
+            f"dataset '{edition.dataset_id}' already has revision {entry.newest} of version {edition.ordinal}",
             code="edition.superseded",
             hint="submit it again: that makes a new revision",
         )
-    return Predecessor(entry, key.dataset_id, key.ordinal)
+    return Predecessor(entry, edition.dataset_id, edition.ordinal)
 
 
 def _dataset_id(ctx: SyncContext, params: ValidateParams) -> str:

@@ -18,9 +18,9 @@ _ROUNDING_SECONDS = 0.002  # waits are written with three decimals
 
 
 # Statuses of events are strings here: an event may have a status that no enum has.
-_Moves = Mapping[str, frozenset[str]]
-_JOB_MOVES, _JOB_RERUNS = cast(_Moves, states.JOB_MOVES), cast(_Moves, states.JOB_RERUNS)
-_NODE_MOVES, _NODE_RERUNS = cast(_Moves, states.NODE_MOVES), cast(_Moves, states.NODE_RERUNS)
+_StatusMoves = Mapping[str, frozenset[str]]
+_JOB_MOVES, _JOB_RERUNS = cast(_StatusMoves, states.JOB_MOVES), cast(_StatusMoves, states.JOB_RERUNS)
+_NODE_MOVES, _NODE_RERUNS = cast(_StatusMoves, states.NODE_MOVES), cast(_StatusMoves, states.NODE_RERUNS)
 _STATUS_OF: dict[str, str] = {
     EventType.JOB_CREATED: JobStatus.PENDING,
     EventType.JOB_STARTED: JobStatus.RUNNING,
@@ -137,7 +137,7 @@ class Replay:
             ended = f"the job had ended with event {self._end.sequence}"
             self._report(FindingCode.AFTER_END, f"event {event.sequence} ({event.event_type}), although {ended}")
         previous, node.status = node.status, to
-        self._check_move(event, node_id, node, previous)
+        self._check_move(event, node, previous)
         self._count(node, previous, to)
         if to == NodeStatus.PENDING and event.is_reexpanded:
             self._restart_fan_out(node_id)
@@ -185,7 +185,7 @@ class Replay:
     def _is_fan_out(self, node_id: str) -> bool:
         return self.graph is None or isinstance(self.graph.workflow.nodes.get(node_id), FanOutNode)
 
-    def _check_move(self, event: EventRow, node_id: str, node: RebuiltNode, previous: str) -> None:
+    def _check_move(self, event: EventRow, node: RebuiltNode, previous: str) -> None:
         to = node.status
         if to in _NODE_RERUNS.get(previous, ()):
             node.run += 1
@@ -306,17 +306,15 @@ class Replay:
         match data.get("reason"):
             case "returned":
                 self._ends(event, node_id, node, AttemptState.RETURNED)
-                self._check_wait(event, node_id, wait, None, 0)
+                self._check_wait(event, wait, None, 0)
             case "lost":
                 self._ends(event, node_id, node, AttemptState.LOST)
                 node.loss_count += 1
                 # The first loss is retried at once: waiting for the end of the lease was enough delay.
-                self._check_wait(
-                    event, node_id, wait, LOSS_POLICY if node.loss_count > 1 else None, node.loss_count - 1
-                )
+                self._check_wait(event, wait, LOSS_POLICY if node.loss_count > 1 else None, node.loss_count - 1)
             case _ if node.blame == Blame.ENVIRONMENT:
                 node.loss_count += 1
-                self._check_wait(event, node_id, wait, LOSS_POLICY, node.loss_count)
+                self._check_wait(event, wait, LOSS_POLICY, node.loss_count)
             case _:
                 self._retried_failure(event, node_id, node, wait)
         if self.max_losses is not None and node.loss_count > self.max_losses:
@@ -332,7 +330,7 @@ class Replay:
         if node.retry_count > policy.max_attempts:
             allowed = f"retry {node.retry_count} of at most {policy.max_attempts}"
             self._report_event(FindingCode.RETRY, event, f"{allowed}")
-        self._check_wait(event, node_id, wait, policy, node.retry_count)
+        self._check_wait(event, wait, policy, node.retry_count)
 
     def _policy(self, node_id: str) -> Retry | None:
         if self.graph is None or node_id not in self.graph.workflow.nodes:
@@ -340,7 +338,7 @@ class Replay:
         work = work_of(self.graph.workflow.nodes[node_id])
         return work.retry if work else Retry(max_attempts=0)
 
-    def _check_wait(self, event: EventRow, node_id: str, wait: float, policy: Retry | None, nth: int) -> None:
+    def _check_wait(self, event: EventRow, wait: float, policy: Retry | None, nth: int) -> None:
         longest = 0.0
         if policy is not None:
             growth = 2.0 ** (min(nth, 31) - 1) if policy.backoff == "exponential" else 1.0

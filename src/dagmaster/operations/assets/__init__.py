@@ -4,6 +4,6 @@ Others create links, edit metadata, and change platforms and the external databa
 A submission or decision applies a pure rule of `dagmaster.assets.rules` under a lock on the asset, and records who did
 what and why. A change and its effect on the catalogue are one transaction.
 
-Four modules are parts of operations: `request`, `source` and `repeated` check a submission, and `change` is the common
-part of all decisions of a reviewer. `compare` only computes.
+Five modules are parts of operations: `request`, `source` and `repeated` check a submission, `dry_run` reports what a
+submission would do, and `change` is the common part of all decisions of a reviewer. `compare` only computes.
 """

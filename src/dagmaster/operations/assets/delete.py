@@ -1,4 +1,4 @@
-"""Delete a version or a whole asset softly. Its data is purged after `PURGE_DAYS`."""
+"""Delete a version or a whole asset softly. Its data is purged after `PURGE_DAYS`; 0 keeps it."""
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules

@@ -18,7 +18,7 @@ from dagmaster.errors import Conflict, InvalidRequest, UnfitData
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.operations.assets.request import CheckedSubmission, check
 from dagmaster.storage import Storage
-from dagmaster.workflows.raster import LARGE_RASTER, RASTER_COLLECTION, becomes_tiles
+from dagmaster.workflows.raster import RASTER_COLLECTION, becomes_tiles, tile_limit_of
 
 PAST_RUNS: Final = 5
 # A file is not larger than this many times its uncompressed pixels: overviews add a third to them, a mask an eighth,
@@ -38,7 +38,7 @@ async def dry_run(
     """Errors of the request itself are raised; a refusal because of the state of the asset is part of the result."""
     checked = await check(store, library, storage, request, caller)
     runs = await store.past_runs(checked.workflow.workflow_id, PAST_RUNS)
-    is_tiled = _is_tiled(checked)
+    has_several_cogs = _has_several_cogs(checked)
     result = AssetSubmissionResult(
         request_id=None,
         outcome=None,
@@ -49,8 +49,8 @@ async def dry_run(
         revision=None,
         workflow_id=checked.workflow.workflow_id,
         is_dry_run=True,
-        is_tiled=is_tiled,
-        estimate=_estimate(checked, runs, is_tiled),
+        is_tiled=has_several_cogs,
+        estimate=_estimate(checked, runs, has_several_cogs),
     )
     return result.model_copy(update=await _outcome(store, checked))
 
@@ -90,42 +90,41 @@ def _problem(error: Conflict | InvalidRequest | UnfitData) -> dict[str, Any]:
     return {"code": error.code, "detail": error.message, "hint": error.hint, "facts": error.facts}
 
 
-def _is_tiled(checked: CheckedSubmission) -> bool | None:
+def _has_several_cogs(checked: CheckedSubmission) -> bool | None:
     """Whether the source becomes several COGs with a mosaic; None if that is unknown.
 
-    The uncompressed size of a file, and whether it crosses the antimeridian, are known once the file is opened. So the
-    rule is applied to the smallest file that it can be, and to the largest one, across the antimeridian.
+    A collection makes no tiles: each of its files becomes one COG. For a single file, the uncompressed size and whether
+    it crosses the antimeridian are known once it is opened. So the rule is applied to the smallest file that it can be,
+    and to the largest one, across the antimeridian.
     """
     workflow_id = checked.workflow.workflow_id
     if workflow_id == RASTER_COLLECTION:
         return len(checked.source.blobs) > 1
-    if workflow_id == LARGE_RASTER:
-        return True
-    limit_mb = checked.inputs.get("tile_above_mb")
-    if not isinstance(limit_mb, int | float):
+    limit_mb = tile_limit_of(workflow_id, checked.inputs)
+    if limit_mb is None:
         return None
-    least_raw_bytes = checked.source.size_bytes / _MAX_BYTES_PER_RAW_BYTE
+    least_raw_bytes = max(1.0, checked.source.size_bytes / _MAX_BYTES_PER_RAW_BYTE)  # a raster has at least one pixel
     least = becomes_tiles(limit_mb, raw_bytes=least_raw_bytes, crosses_antimeridian=False)
     most = becomes_tiles(limit_mb, raw_bytes=math.inf, crosses_antimeridian=True)
     return least if least == most else None
 
 
-def _estimate(checked: CheckedSubmission, runs: Sequence[PastRun], is_tiled: bool | None) -> SubmissionEstimate:
+def _estimate(checked: CheckedSubmission, runs: Sequence[PastRun], has_several_cogs: bool | None) -> SubmissionEstimate:
     size = checked.source.size_bytes
     size_bytes = _scaled(size, [(run, run.size_bytes) for run in runs])
     return SubmissionEstimate(
-        tile_count=len(checked.source.blobs) if checked.source.is_many else _tile_count(size, runs, is_tiled),
+        tile_count=len(checked.source.blobs) if checked.source.is_many else _cog_count(size, runs, has_several_cogs),
         size_bytes=None if size_bytes is None else round(size_bytes),
         seconds=_scaled(size, [(run, run.seconds) for run in runs]),
         based_on_runs=len(runs),
     )
 
 
-def _tile_count(size: int, runs: Sequence[PastRun], is_tiled: bool | None) -> int | None:
-    """One if a past run with a source of a similar size made one COG, unless it is known that there are tiles."""
+def _cog_count(size: int, runs: Sequence[PastRun], has_several_cogs: bool | None) -> int | None:
+    """One if a past run with a source of a similar size made one COG, unless it is known that there are several."""
     comparable = [run for run in runs if size / _COMPARABLE <= run.source_size <= size * _COMPARABLE]
     nearest = min(comparable, key=lambda run: abs(run.source_size - size), default=None)
-    if is_tiled is False or (is_tiled is None and nearest is not None and nearest.items <= 1):
+    if has_several_cogs is False or (has_several_cogs is None and nearest is not None and nearest.items <= 1):
         return 1
     items = _scaled(size, [(run, run.items) for run in runs])
     return None if items is None else max(1, round(items))

@@ -6,9 +6,9 @@ from typing import Any
 
 from dagmaster.access.caller import Caller
 from dagmaster.assets import rules
-from dagmaster.assets.external import EXPORT_WORKFLOW, WITHDRAWAL_WORKFLOW, ExternalStep
+from dagmaster.assets.external_copies import EXPORT_WORKFLOW, WITHDRAWAL_WORKFLOW, ExternalCopyStep
 from dagmaster.client.models.assets import AssetInfo
-from dagmaster.database.assets.external import DueJob
+from dagmaster.database.assets.external_copies import DueJob
 from dagmaster.database.assets.rows import Decision
 from dagmaster.database.assets.store import AssetStore
 from dagmaster.database.ledger.protocol import NewJob
@@ -35,7 +35,7 @@ async def export_again(
 
 def job_of(library: WorkflowLibrary, due: DueJob) -> NewJob:
     """The job that creates or removes the external copies of a revision."""
-    key, is_export = due.key, due.step == ExternalStep.EXPORT
+    key, is_export = due.key, due.step == ExternalCopyStep.EXPORT
     inputs: dict[str, Any] = {
         "asset_id": key.asset_id,
         "version_ordinal": key.version_ordinal,

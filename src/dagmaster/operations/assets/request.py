@@ -17,9 +17,16 @@ from dagmaster.assets.states import AssetState
 from dagmaster.assets.uploads import prefix_of
 from dagmaster.client.models.assets import AssetSubmissionRequest, PlatformInfo
 from dagmaster.database.assets.store import AssetStore
-from dagmaster.database.assets.submissions import NewSubmission, RevisionTarget
+from dagmaster.database.assets.submissions import NewSubmission
 from dagmaster.database.ledger.protocol import NewJob
-from dagmaster.dataset_ids import MAX_ID_LENGTH, dataset_id_from, has_dataset_id, is_reserved, require_dataset_id
+from dagmaster.dataset_ids import (
+    MAX_ID_LENGTH,
+    RevisionKey,
+    dataset_id_from,
+    has_dataset_id,
+    is_reserved,
+    require_dataset_id,
+)
 from dagmaster.errors import InvalidRequest, NotAllowed
 from dagmaster.jobs.model import Submission
 from dagmaster.library.workflows import WorkflowLibrary
@@ -108,13 +115,13 @@ def _content_of(request: AssetSubmissionRequest) -> dict[str, Any]:
     return request.model_dump(mode="json", exclude=left_out)
 
 
-def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: RevisionTarget) -> NewJob:
+def job_of(library: WorkflowLibrary, checked: CheckedSubmission, key: RevisionKey, version_label: str) -> NewJob:
     """The job of a revision, with the inputs that only the platform sets."""
     set_inputs = {
-        "dataset_id": target.dataset_id,
-        "version_ordinal": target.ordinal,
-        "revision": target.revision,
-        "version_label": target.label,
+        "dataset_id": key.dataset_id,
+        "version_ordinal": key.ordinal,
+        "revision": key.revision,
+        "version_label": version_label,
         "platform_refs": dict(checked.references.all),
         **_pins(checked.source),
     }
@@ -132,7 +139,7 @@ def job_of(library: WorkflowLibrary, checked: CheckedSubmission, target: Revisio
         ),
         allow_reserved=True,
     )
-    return replace(job, asset_id=checked.new.asset_id, version_ordinal=target.ordinal)
+    return replace(job, asset_id=checked.new.asset_id, version_ordinal=key.ordinal)
 
 
 def _require_own_platform(caller: Caller, platform_id: str) -> None:

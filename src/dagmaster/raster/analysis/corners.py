@@ -75,9 +75,9 @@ class _Line:
         sine = self.direction[0] * other.direction[1] - self.direction[1] * other.direction[0]
         if abs(sine) <= _PARALLEL:
             return None
-        apart = other.point - self.point
+        offset = other.point - self.point
         crossing: Floats = (
-            self.point + self.direction * (apart[0] * other.direction[1] - apart[1] * other.direction[0]) / sine
+            self.point + self.direction * (offset[0] * other.direction[1] - offset[1] * other.direction[0]) / sine
         )
         return crossing
 
@@ -89,8 +89,8 @@ def _straight(ring: Any, swelling: float) -> Floats:
     if not shapely.is_ccw(shapely.linearrings(points)):
         points = points[::-1]
     # The point farthest from the centre is a corner, and not in the middle of an edge.
-    far = int(np.hypot(*(points - points.mean(axis=0)).T).argmax())
-    points = np.roll(points, -far, axis=0)
+    farthest = int(np.hypot(*(points - points.mean(axis=0)).T).argmax())
+    points = np.roll(points, -farthest, axis=0)
     points = np.concatenate([points, points[:1]])
     bends = _bends(points)
     lines = [_Line.through(points[start : end + 1], swelling) for start, end in itertools.pairwise(bends)]

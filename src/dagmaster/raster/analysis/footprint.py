@@ -60,7 +60,7 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
     >>> footprint("scene.tif").bbox                                     # doctest: +SKIP
     """
     with open_raster(path) as dataset:
-        grid = _Grid.of(dataset)
+        grid = _PixelGrid.of(dataset)
         if any(is_all_valid(dataset, band) for band in data_bands(dataset)):
             return _as_footprint(_whole_grid(grid))
         level = _overview(dataset, max_pixels)
@@ -79,13 +79,13 @@ def footprint(path: str | PurePath, *, max_pixels: int = MASK_PIXELS) -> Footpri
 def outline(path: str | PurePath) -> Footprint:
     """The area of a raster's grid, with and without data."""
     with open_raster(path) as dataset:
-        grid = _Grid.of(dataset)
+        grid = _PixelGrid.of(dataset)
     return _as_footprint(_whole_grid(grid))
 
 
 def degrees_of_a_pixel(dataset: Any) -> float:
     """The shorter side of a pixel in the centre of an open raster, in degrees of a great circle."""
-    grid = _Grid.of(dataset)
+    grid = _PixelGrid.of(dataset)
     return _degrees_of_a_pixel(box(0, 0, grid.width, grid.height), _projection(grid))
 
 
@@ -97,14 +97,14 @@ def union(footprints: Iterable[Footprint | None]) -> Footprint | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grid:
+class _PixelGrid:
     width: int
     height: int
     transform: Any
     crs: CRS
 
     @classmethod
-    def of(cls, dataset: Any) -> "_Grid":
+    def of(cls, dataset: Any) -> "_PixelGrid":
         if dataset.crs is None:
             raise UnfitData("raster has no CRS", code="raster.no-crs", hint="pass `source_crs`")
         return cls(dataset.width, dataset.height, dataset.transform, dataset.crs)
@@ -117,7 +117,7 @@ class _Grid:
         return bool(self.crs.is_geographic and self.crs.units_factor[0].startswith("degree"))
 
 
-def _whole_grid(grid: _Grid) -> Polygons:
+def _whole_grid(grid: _PixelGrid) -> Polygons:
     pixel = max(1.0, math.sqrt(grid.width * grid.height / MASK_PIXELS))
     return _in_degrees(box(0, 0, grid.width, grid.height), grid, pixel=pixel)
 
@@ -147,7 +147,7 @@ def _data_mask(dataset: Any, max_pixels: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _polygons(mask: NDArray[np.bool_], grid: _Grid, factor: int = 1) -> tuple[Polygons, float]:
+def _polygons(mask: NDArray[np.bool_], grid: _PixelGrid, factor: int = 1) -> tuple[Polygons, float]:
     """Simplified polygons in pixels of the full grid, and the size of the mask's pixels.
 
     `factor` is that of the mask's overview. A mask pixel is valid if any pixel below it is, also after coarsening.
@@ -213,7 +213,7 @@ def _coarser(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 # From pixels to degrees
 
 
-def _in_degrees(pixels: Polygons, grid: _Grid, *, pixel: float) -> Polygons:
+def _in_degrees(pixels: Polygons, grid: _PixelGrid, *, pixel: float) -> Polygons:
     """Polygons in pixels of the grid as polygons in degrees, between -180 and 180."""
     if grid.is_in_degrees:
         return shapely.unary_union([_wrapped(part) for part in _parts(_shifted(pixels, grid))])
@@ -225,7 +225,7 @@ def _in_degrees(pixels: Polygons, grid: _Grid, *, pixel: float) -> Polygons:
     return shapely.simplify(shapely.unary_union(pieces), tolerance)
 
 
-def _shifted(pixels: Polygons, grid: _Grid) -> Polygons:
+def _shifted(pixels: Polygons, grid: _PixelGrid) -> Polygons:
     """Polygons of a grid in degrees, as WGS 84. A datum shift must not move a longitude by a turn around the Earth."""
     wgs84 = CRS.from_epsg(4326)
 
@@ -240,7 +240,7 @@ def _shifted(pixels: Polygons, grid: _Grid) -> Polygons:
     return shapely.transform(pixels, to_degrees)
 
 
-def _projection(grid: _Grid) -> ToDegrees:
+def _projection(grid: _PixelGrid) -> ToDegrees:
     wgs84 = CRS.from_epsg(4326)
 
     def to_degrees(points: Floats) -> Floats:
@@ -250,7 +250,7 @@ def _projection(grid: _Grid) -> ToDegrees:
     return to_degrees
 
 
-def _within_domain(pixels: Polygons, grid: _Grid, to_degrees: ToDegrees) -> Polygons:
+def _within_domain(pixels: Polygons, grid: _PixelGrid, to_degrees: ToDegrees) -> Polygons:
     """The polygons without parts outside the domain of the projection, such as the corners of a full disk."""
     if np.isfinite(to_degrees(_divided(shapely.get_coordinates(shapely.envelope(pixels)), 8))).all():
         return pixels
@@ -275,7 +275,7 @@ def _distance(one: Floats, other: Floats) -> float:
     return math.hypot(across * math.cos(math.radians(one[1])), other[1] - one[1])
 
 
-def _pole(grid: _Grid, latitude: float) -> Point | None:
+def _pole(grid: _PixelGrid, latitude: float) -> Point | None:
     """The pole in pixels; None if the projection has none."""
     try:
         (x,), (y,) = transform_points(CRS.from_epsg(4326), grid.crs, [0.0], [latitude])[:2]

@@ -56,7 +56,7 @@ class ValidArea:
 
 
 @dataclass(frozen=True, slots=True)
-class _Probes:
+class _AreaProbes:
     """Pixels of the source, their pixels in the grid, and how far the kernel reaches around them."""
 
     km2: Floats  # the area that each stands for
@@ -213,7 +213,7 @@ class _ObservedBlocks:
         return block
 
 
-def _probes_of(source: Pixels, grid: OutputGrid, window: Window, resampling: Resampling, part: Window) -> _Probes:
+def _probes_of(source: Pixels, grid: OutputGrid, window: Window, resampling: Resampling, part: Window) -> _AreaProbes:
     """Probes where the part of the source belongs to the window; the part is narrowed down step by step."""
     mapping = _Mapping(source, grid)
     lattice = _AreaCells.of(part)
@@ -240,7 +240,7 @@ def _probes_of(source: Pixels, grid: OutputGrid, window: Window, resampling: Res
     km2 = lattice.km2(source)
     kept = np.flatnonzero(inside & np.isfinite(km2))
     indices = (axis[kept].astype(np.intp) for axis in (col, row, out_col, out_row, reach))
-    return _Probes(km2[kept], *indices)
+    return _AreaProbes(km2[kept], *indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from rasterio.crs import CRS
 from rasterio.enums import ColorInterp
 
 from dagmaster.errors import InvalidRequest, UnfitData
+from dagmaster.quantities import shortened
 from dagmaster.raster.cog.grid import SAME_PIXELS
 from dagmaster.raster.source.bands import Bands
 from dagmaster.raster.source.crs import parse_crs
@@ -212,7 +213,7 @@ def neighbours_of(places: NDArray[np.int64]) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _SourceFile:
+class _StackPart:
     """One file, from its header."""
 
     path: str | Path
@@ -231,7 +232,7 @@ class _Files:
     """The files, of which a limited number is open at a time."""
 
     def __init__(self, *, remote: bool) -> None:
-        self.parts: list[_SourceFile] = []
+        self.parts: list[_StackPart] = []
         self._remote = remote
         self._open: OrderedDict[str, Any] = OrderedDict()
 
@@ -244,7 +245,7 @@ class _Files:
         self._open.move_to_end(name)
         return self._open[name]
 
-    def read(self, part: _SourceFile, window: Window) -> Block:
+    def read(self, part: _StackPart, window: Window) -> Block:
         return FileSource(self.dataset(part.path), part.crs, part.transform, part.rules).read(window)
 
     def close(self) -> None:
@@ -267,7 +268,7 @@ def _opened(
                 source = source_of(dataset, raster_type, nodata=nodata, source_crs=source_crs)
                 facts = facts_of(dataset, path, crs_override=override, size_bytes=size_of(path))
                 bands = Bands.of(dataset, raster_type)
-                files.parts.append(_SourceFile(path, facts, bands, source.crs, source.transform, source.rules))
+                files.parts.append(_StackPart(path, facts, bands, source.crs, source.transform, source.rules))
             yield files
         finally:
             files.close()
@@ -342,11 +343,11 @@ class _Merged:
 class _Requirement:
     code: str
     verb: str  # precedes the value in the error message
-    value_of: Callable[[_SourceFile], Any]
+    value_of: Callable[[_StackPart], Any]
     hint: str
 
 
-def _marks(part: _SourceFile) -> str:
+def _marks(part: _StackPart) -> str:
     """How a file marks nodata; files with and without a mask can be combined."""
     match part.rules.validity:
         case Validity.NODATA:
@@ -393,27 +394,25 @@ _SAME_BANDS = (
 )
 
 
-def _require_alike(parts: Sequence[_SourceFile], requirements: Sequence[_Requirement]) -> None:
+def _require_alike(parts: Sequence[_StackPart], requirements: Sequence[_Requirement]) -> None:
     first, *others = parts
     for part in others:
         if requirement := _first_difference(part, first, requirements):
             raise UnfitData(
-                f"'{part.name}' {requirement.verb} {_short(requirement.value_of(part))}, "
-                f"but '{first.name}' {requirement.verb} {_short(requirement.value_of(first))}",
+                f"'{part.name}' {requirement.verb} {shortened(str(requirement.value_of(part)), 60)}, "
+                f"but '{first.name}' {requirement.verb} {shortened(str(requirement.value_of(first)), 60)}",
                 code=requirement.code,
                 hint=requirement.hint,
             )
 
 
-def _first_difference(
-    part: _SourceFile, first: _SourceFile, requirements: Sequence[_Requirement]
-) -> _Requirement | None:
+def _first_difference(part: _StackPart, first: _StackPart, requirements: Sequence[_Requirement]) -> _Requirement | None:
     return next(
         (requirement for requirement in requirements if requirement.value_of(part) != requirement.value_of(first)), None
     )
 
 
-def _require_stackable(part: _SourceFile) -> None:
+def _require_stackable(part: _StackPart) -> None:
     """A COG has one mask and one palette for all its bands."""
     limited_to_file = None
     if part.rules.validity is Validity.ALPHA:
@@ -456,7 +455,7 @@ def _place_of(part: RasterFacts, first: RasterFacts) -> tuple[int, int, int, int
     return col, row, col + width, row + height
 
 
-def _require_same_extent(part: _SourceFile, first: _SourceFile) -> None:
+def _require_same_extent(part: _StackPart, first: _StackPart) -> None:
     if _place_of(part.facts, first.facts) != (0, 0, first.facts.width, first.facts.height):
         raise UnfitData(
             f"'{part.name}' has another extent than '{first.name}'",
@@ -468,7 +467,7 @@ def _require_same_extent(part: _SourceFile, first: _SourceFile) -> None:
 # Facts and bands of the combined raster
 
 
-def _stacked_bands(parts: Sequence[_SourceFile], raster_type: RasterType, names: Sequence[str]) -> Bands:
+def _stacked_bands(parts: Sequence[_StackPart], raster_type: RasterType, names: Sequence[str]) -> Bands:
     every = [part.bands for part in parts]
     descriptions = tuple(text for bands in every for text in bands.descriptions)
     if names and len(names) != len(descriptions):
@@ -491,7 +490,7 @@ def _stacked_bands(parts: Sequence[_SourceFile], raster_type: RasterType, names:
     )
 
 
-def _merged_facts(parts: Sequence[_SourceFile], transform: Affine, width: int, height: int) -> RasterFacts:
+def _merged_facts(parts: Sequence[_StackPart], transform: Affine, width: int, height: int) -> RasterFacts:
     ceilings, first = Ceilings(), parts[0]
     if max(width, height) > ceilings.side or width * height > ceilings.pixels:
         raise UnfitData(
@@ -510,8 +509,3 @@ def _merged_facts(parts: Sequence[_SourceFile], transform: Affine, width: int, h
         is_cog=False,
         size_bytes=sum(part.facts.size_bytes for part in parts),
     )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -80,7 +80,7 @@ class CogFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _WritePlan:
     """All decisions, made before the first pixel is read."""
 
     grid: OutputGrid
@@ -197,7 +197,7 @@ def write_cog(
     if is_unknown and holds_classes(source):
         raster_type = RasterType.CATEGORICAL
     kind = raster_type, bands.palette is not None
-    plan = _Plan(
+    plan = _WritePlan(
         grid=grid,
         window=window,
         profile=profile,
@@ -247,7 +247,11 @@ def _cache_bytes(dataset: Any, window: Window) -> int:
 
 
 def _fill(
-    images: "_PyramidImages", blocks: Blocks, plan: _Plan, watch: _Watch, on_progress: Callable[[float], None] | None
+    images: "_PyramidImages",
+    blocks: Blocks,
+    plan: _WritePlan,
+    watch: _Watch,
+    on_progress: Callable[[float], None] | None,
 ) -> None:
     rows, cols = plan.window.blocks()
     for row in range(rows):
@@ -262,10 +266,10 @@ def _fill(
 class _PyramidImages:
     """The images of the pyramid, each in a separate TIFF that GDAL encodes."""
 
-    def __init__(self, folder: Path, plan: _Plan, watch: _Watch, tally: Tally | None) -> None:
+    def __init__(self, folder: Path, plan: _WritePlan, watch: _Watch, tally: Tally | None) -> None:
         self._watch = watch
         shapes = sizes(plan.window.width, plan.window.height)
-        self._sinks = [_Sink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
+        self._sinks = [_ImageSink(folder, plan, level, shape, watch) for level, shape in enumerate(shapes)]
         self._counting: ThreadPoolExecutor | None = None
         if tally is not None:
             counting = self._counting = ThreadPoolExecutor(1, "statistics")
@@ -313,10 +317,10 @@ class _PyramidImages:
         return timed
 
 
-class _Sink:
+class _ImageSink:
     """One image, and its mask if it may need one."""
 
-    def __init__(self, folder: Path, plan: _Plan, level: int, size: tuple[int, int], watch: _Watch) -> None:
+    def __init__(self, folder: Path, plan: _WritePlan, level: int, size: tuple[int, int], watch: _Watch) -> None:
         width, height = self.width, self.height = size
         self.blocks = 0  # the number of blocks with data
         self.count: Callable[[int, int, Block], Future[None]] | None = None  # starts to count the values of a block
@@ -366,7 +370,7 @@ class _Sink:
             yield Image(self._paths[1], is_overview=self._level > 0, is_mask=True)
 
 
-def _create(path: Path, plan: _Plan, width: int, height: int, *, is_full: bool) -> Any:
+def _create(path: Path, plan: _WritePlan, width: int, height: int, *, is_full: bool) -> Any:
     bands, written_bands = plan.bands, plan.written_bands
     georeference: dict[str, Any] = {}
     if is_full:
@@ -432,7 +436,7 @@ def _new(path: Path, width: int, height: int, **options: Any) -> Any:
 
 def _facts(
     target: Path,
-    plan: _Plan,
+    plan: _WritePlan,
     images: _PyramidImages,
     joined: JoinedFile,
     blocks: Blocks,

@@ -13,11 +13,11 @@ _CERTAIN_CLASSES = 12  # this many distinct values or fewer count as classes, ev
 _MIN_STEP = 0.12  # share of the distinct values; neighbours in a measurement differ by less, on average
 _WINDOW_PIXELS = 256  # along a side
 
-Values = NDArray[np.generic]
+PatchValues = NDArray[np.generic]
 Mask = NDArray[np.bool_]
 
 
-def are_classes(patches: Iterable[tuple[Values, Mask]]) -> bool:
+def are_classes(patches: Iterable[tuple[PatchValues, Mask]]) -> bool:
     """Whether there are few distinct values, in contiguous areas, that do not change gradually.
 
     A patch has values and the mask of valid ones. The number of distinct values alone does not decide: a dark

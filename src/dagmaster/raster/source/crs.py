@@ -12,6 +12,7 @@ from rasterio.errors import CRSError
 
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest
+from dagmaster.quantities import shortened
 
 _CODE = re.compile(r"(EPSG|ESRI|OGC|IAU_2015):[0-9A-Za-z]{1,12}", re.IGNORECASE)
 _WKT = re.compile(r"[A-Z][A-Za-z_0-9]{3,20}\s*\[", re.ASCII)
@@ -85,9 +86,10 @@ def describe_crs(name: str) -> CrsFacts:
 
 
 def _unknown(text: str) -> InvalidRequest:
-    shown = text if len(text) <= 60 else text[:57] + "…"
     return InvalidRequest(
-        f"'{shown}' is not a known CRS", code="raster.crs-unknown", hint="pass a code such as EPSG:32633, or WKT"
+        f"'{shortened(text, 60)}' is not a known CRS",
+        code="raster.crs-unknown",
+        hint="pass a code such as EPSG:32633, or WKT",
     )
 
 

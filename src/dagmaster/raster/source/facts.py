@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import rasterio.shutil
+from pydantic import Field
 from rasterio._err import CPLE_BaseError
 from rasterio.crs import CRS
 from rasterio.errors import CRSError, RasterioError
@@ -18,7 +19,7 @@ from rasterio.io import MemoryFile
 from dagmaster.bbox import BBox
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.raster.source.crs import describe_crs, name_crs, parse_crs, split_crs
-from dagmaster.raster.source.extent import geographic_bounds, native_bounds
+from dagmaster.raster.source.extent import Bounds, geographic_bounds, native_bounds
 from dagmaster.raster.source.opening import READ_ERRORS, opened, reason, short_name, size_of
 
 
@@ -85,13 +86,13 @@ class RasterFacts:
     bands: tuple[BandFacts, ...]
     crs: str | None = None  # horizontal: "EPSG:32633" if there is a code, else WKT; `source_crs` if it was passed
     transform: tuple[float, float, float, float, float, float] | None = None
-    bounds: tuple[float, float, float, float] | None = None  # in its own CRS: west, south, east, north
+    bounds: Bounds | None = None  # in its own CRS: west, south, east, north
     bounds_4326: BBox | None = None
     gcp_count: int = 0
     has_rpc: bool = False
     compression: str | None = None
     interleave: str | None = None
-    is_tiled: bool = False
+    has_blocks: Annotated[bool, Field(alias="is_tiled")] = False  # not strips; its name in JSON stays
     is_cog: bool = False
     size_bytes: int = 0
     is_point: bool = False  # AREA_OR_POINT=Point
@@ -197,7 +198,7 @@ def facts_of(dataset: Any, path: str | Path, *, crs_override: CRS | None, size_b
         has_rpc=_lenient(lambda: dataset.rpcs is not None, True),
         compression=structure.get("COMPRESSION"),
         interleave=structure.get("INTERLEAVE"),
-        is_tiled=bool(bands) and _is_tiled(bands[0].block_shape, dataset.width),
+        has_blocks=bool(bands) and _has_blocks(bands[0].block_shape, dataset.width),
         is_cog=_is_cog(dataset, bands),
         size_bytes=size_bytes,
         is_point=tags.get("AREA_OR_POINT") == "Point",
@@ -314,7 +315,7 @@ def _tags(dataset: Any) -> dict[str, str]:
     return {name[:_MAX_TAG_LENGTH]: text[:_MAX_TAG_LENGTH] for name, text in list(tags.items())[:_MAX_TAGS]}
 
 
-def _is_tiled(block: tuple[int, int], width: int) -> bool:
+def _has_blocks(block: tuple[int, int], width: int) -> bool:
     rows, columns = block
     return columns != width or rows == columns
 
@@ -325,7 +326,7 @@ def _is_cog(dataset: Any, bands: tuple[BandFacts, ...]) -> bool:
     if dataset.driver != "GTiff" or not bands:
         return False
     larger_than_a_tile = max(dataset.width, dataset.height) > 512
-    if larger_than_a_tile and not (_is_tiled(bands[0].block_shape, dataset.width) and bands[0].overviews):
+    if larger_than_a_tile and not (_has_blocks(bands[0].block_shape, dataset.width) and bands[0].overviews):
         return False
     levels = [None, *range(len(bands[0].overviews))]
     headers = [_offset(dataset, "IFD_OFFSET", level) for level in levels]

@@ -109,24 +109,24 @@ class Rules:
         """Change valid pixels that interpolation set to the nodata value by chance to the next value, as GDAL does."""
         if self.nodata is None or math.isnan(self.nodata):
             return
-        hit = values == _in_type(self.nodata, values.dtype)
-        if not hit.any():
+        equal = values == _in_type(self.nodata, values.dtype)
+        if not equal.any():
             return
         if self.is_nodata_shared:
-            hit = hit.all(axis=0, keepdims=True)
+            equal = equal.all(axis=0, keepdims=True)
         if valid is not None:
-            hit &= valid
-        values[np.broadcast_to(hit, values.shape)] = _next_to(self.nodata, values.dtype)
+            equal &= valid
+        values[np.broadcast_to(equal, values.shape)] = _next_to(self.nodata, values.dtype)
 
 
 def is_nodata(values: Values, nodata: float | None) -> Valid:
     """Pixels without data, as far as values show them: NaN, and the nodata value if the type can hold it."""
     is_float = values.dtype.kind == "f"
-    hit: Valid = np.isnan(values) if is_float else np.zeros(values.shape, np.bool_)
+    is_nan: Valid = np.isnan(values) if is_float else np.zeros(values.shape, np.bool_)
     if nodata is None or math.isnan(nodata) or not _fits(nodata, values.dtype):
-        return hit
+        return is_nan
     equal: Valid = values == _in_type(nodata, values.dtype)
-    return hit | equal if is_float else equal
+    return is_nan | equal if is_float else equal
 
 
 def storable_nodata(nodata: float, dtype: np.dtype[Any]) -> float:

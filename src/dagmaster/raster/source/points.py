@@ -21,8 +21,8 @@ class Points:
     y: Floats
 
     def finite(self) -> "Points":
-        good = np.isfinite(self.x) & np.isfinite(self.y)
-        return Points(self.x[good], self.y[good])
+        is_finite = np.isfinite(self.x) & np.isfinite(self.y)
+        return Points(self.x[is_finite], self.y[is_finite])
 
     @property
     def are_finite(self) -> bool:

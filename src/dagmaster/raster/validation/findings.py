@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
@@ -101,7 +101,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN: it becomes the string "nan", as in STAC."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        plain: dict[str, Any] = _plain(_ADAPTER.dump_python(self, by_alias=True))
         return plain
 
     @classmethod

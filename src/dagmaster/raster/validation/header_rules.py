@@ -224,8 +224,10 @@ def _position(facts: RasterFacts, crs: CrsFacts) -> Iterator[Finding]:
 def _degrees(facts: RasterFacts) -> Iterator[Finding]:
     assert facts.bounds is not None
     west, south, east, north = facts.bounds
-    slack = 1.0 * max(facts.resolution or (0,))  # grids of points extend half a pixel beyond the poles
-    in_range = south >= -90 - slack and north <= 90 + slack and west >= -360 - slack and east <= 540 + slack
+    tolerance = 1.0 * max(facts.resolution or (0,))  # grids of points extend half a pixel beyond the poles
+    in_range = (
+        south >= -90 - tolerance and north <= 90 + tolerance and west >= -360 - tolerance and east <= 540 + tolerance
+    )
     if in_range and min(east - west, north - south) < _MIN_DEGREES:
         yield error(
             "raster.no-footprint",
@@ -233,8 +235,8 @@ def _degrees(facts: RasterFacts) -> Iterator[Finding]:
             "if its coordinates are not degrees, pass the right `source_crs`",
         )
         return
-    if in_range and east - west <= 360 + 2 * slack:
-        if east > 180 + slack or west < -180 - slack:
+    if in_range and east - west <= 360 + 2 * tolerance:
+        if east > 180 + tolerance or west < -180 - tolerance:
             yield info("raster.longitudes", f"its longitudes range from {west:g} to {east:g}", "", Fix.WRAP_LONGITUDES)
         return
     is_swapped = max(abs(west), abs(east)) <= 90 and max(abs(south), abs(north)) <= 360
@@ -265,7 +267,7 @@ def _layout(facts: RasterFacts) -> Iterator[Finding]:
         return  # one block
     if facts.is_cog:
         yield info("raster.cog", "it is already a Cloud Optimized GeoTIFF")
-    if not facts.is_tiled:
+    if not facts.has_blocks:
         yield warn(
             "raster.striped", f"it is stored in strips of {rows} rows; parts of it are slow to read", "", Fix.RETILE
         )

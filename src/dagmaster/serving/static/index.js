@@ -49,8 +49,8 @@ function card(collection) {
   );
   const text = element("div", "text");
   const id = collection.title && collection.title !== collection.id ? element("code", "id", collection.id) : "";
-  text.append(...[title, id, paragraph("p", "", description(collection)), paragraph("div", "facts", facts(collection)), links]
-    .filter(Boolean));
+  const about = [paragraph("p", "", description(collection)), paragraph("div", "facts", facts(collection))];
+  text.append(...[title, id, ...about, links].filter(Boolean));
   box.append(picture, text);
   return box;
 }

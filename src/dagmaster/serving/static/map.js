@@ -1,17 +1,20 @@
 // A map of one dataset: Web Mercator tiles as images on a plane that is dragged and zoomed. It uses no library.
 //
-// A place on the plane is {x, y}, both from 0 to 1 with y downwards; `view.zoom` is such that the world is 256 · 2^zoom pixels wide.
+// A place on the plane is {x, y}, both from 0 to 1 with y downwards; `view.zoom` is such that the world is
+// 256 · 2^zoom pixels wide.
 
 const TILE = 256;
-const COLORMAPS = ["viridis", "magma", "inferno", "plasma", "cividis", "turbo", "terrain", "gist_earth", "spectral_r", "rdylgn",
-                   "rdbu_r", "blues", "greens", "ylorrd"];
+const COLORMAPS = ["viridis", "magma", "inferno", "plasma", "cividis", "turbo", "terrain", "gist_earth", "spectral_r",
+                   "rdylgn", "rdbu_r", "blues", "greens", "ylorrd"];
 const EXTRA_ZOOM = 4; // zoom levels beyond the last one that has tiles
 
 const find = (id) => document.getElementById(id);
 const map = find("map"), layer = find("tiles"), popup = find("popup");
 const query = new URLSearchParams(location.search);
 // Which revision is shown, and the token of a signed link to it: part of every request.
-const revision = Object.fromEntries(["version", "rev", "token"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]));
+const revision = Object.fromEntries(
+  ["version", "rev", "token"].filter((name) => query.has(name)).map((name) => [name, query.get(name)]),
+);
 const view = { x: 0.5, y: 0.5, zoom: 1 };
 const images = new Map(); // by "z/x/y"
 let tilejson, facts, style, minZoom = 0, maxZoom = 24, frame = 0, selectedPoint = null, shownAll = null;
@@ -44,7 +47,10 @@ async function start() {
 async function fetchJson(path, parameters = {}) {
   const response = await fetch(`${path}?${new URLSearchParams(parameters)}`);
   const body = await response.json();
-  if (!response.ok) throw Object.assign(new Error([body.detail, body.hint].filter(Boolean).join(": ")), { code: body.code });
+  if (!response.ok) {
+    const text = [body.detail, body.hint].filter(Boolean).join(": ");
+    throw Object.assign(new Error(text), { code: body.code });
+  }
   return body;
 }
 
@@ -56,7 +62,8 @@ function local(address) {
 function styleParameters() {
   const parameters = [];
   if (style.bands) for (const band of style.bands) parameters.push(["bidx", band]);
-  if (style.low !== "" && style.high !== "" && style.isStretched) parameters.push(["rescale", `${style.low},${style.high}`]);
+  const hasRange = style.low !== "" && style.high !== "" && style.isStretched;
+  if (hasRange) parameters.push(["rescale", `${style.low},${style.high}`]);
   if (style.colormap) parameters.push(["colormap_name", style.colormap]);
   return parameters;
 }
@@ -66,7 +73,7 @@ function tileUrl() {
   return local(tilejson.tiles[0]) + (parameters ? `&${parameters}` : "");
 }
 
-// --- the plane ---------------------------------------------------------------------------------------------------------
+// --- the plane -------------------------------------------------------------------------------------------------------
 
 const project = (lon, lat) => {
   const sine = Math.sin((Math.max(-85.0511, Math.min(85.0511, lat)) * Math.PI) / 180);
@@ -77,16 +84,21 @@ const wrapped = (lon) => (lon > 180 ? lon - 360 : lon);
 const width = () => map.clientWidth, height = () => map.clientHeight;
 const world = () => TILE * 2 ** view.zoom;
 const toScreen = ({ x, y }) => [(x - view.x) * world() + width() / 2, (y - view.y) * world() + height() / 2];
-const toPlane = (left, top) => ({ x: view.x + (left - width() / 2) / world(), y: view.y + (top - height() / 2) / world() });
+const toPlane = (left, top) => ({
+  x: view.x + (left - width() / 2) / world(),
+  y: view.y + (top - height() / 2) / world(),
+});
 
 function box() {
   const [west, south, east, north] = facts.bbox;
-  return { from: project(west, north), to: project(west > east ? east + 360 : east, south) }; // longitudes continue beyond 180
+  // Longitudes continue beyond 180.
+  return { from: project(west, north), to: project(west > east ? east + 360 : east, south) };
 }
 
 function viewOfAll() {
   const { from, to } = box();
-  const across = (width() - 60) / ((to.x - from.x) * TILE || 1e-9), down = (height() - 90) / ((to.y - from.y) * TILE || 1e-9);
+  const across = (width() - 60) / ((to.x - from.x) * TILE || 1e-9);
+  const down = (height() - 90) / ((to.y - from.y) * TILE || 1e-9);
   const zoom = Math.max(0, Math.min(Math.log2(Math.min(across, down)), tilejson.maxzoom + 1));
   return { x: (from.x + to.x) / 2, y: (from.y + to.y) / 2, zoom };
 }
@@ -97,7 +109,8 @@ function showAll() {
   draw();
 }
 
-// A map that shows the whole dataset continues to do so, for example when a phone is turned; a map that was moved stays.
+// A map that shows the whole dataset continues to do so, for example when a phone is turned; a map that was moved
+// stays.
 function onResize() {
   if (shownAll && ["x", "y", "zoom"].every((name) => view[name] === shownAll[name])) showAll();
   else draw();
@@ -133,13 +146,17 @@ function draw() {
 
 function visibleTiles(z) {
   const count = 2 ** z, { from, to } = box(), first = toPlane(0, 0), last = toPlane(width(), height());
-  const range = (low, high, end) => [Math.max(0, Math.floor(low * count)), Math.min(end - 1, Math.ceil(high * count) - 1)];
+  const range = (low, high, end) => [
+    Math.max(0, Math.floor(low * count)),
+    Math.min(end - 1, Math.ceil(high * count) - 1),
+  ];
   const [left, right] = range(Math.max(first.x, from.x), Math.min(last.x, to.x), 2 * count);
   const [top, bottom] = range(Math.max(first.y, from.y), Math.min(last.y, to.y), count);
   const tiles = [];
   for (let y = top; y <= bottom; y++) for (let x = left; x <= right; x++) tiles.push([z, x, y]);
   const [mx, my] = [view.x * count - 0.5, view.y * count - 0.5];
-  return tiles.sort((a, b) => Math.hypot(a[1] - mx, a[2] - my) - Math.hypot(b[1] - mx, b[2] - my)); // from the centre outwards
+  // From the centre outwards.
+  return tiles.sort((a, b) => Math.hypot(a[1] - mx, a[2] - my) - Math.hypot(b[1] - mx, b[2] - my));
 }
 
 function updateTiles() {
@@ -154,7 +171,11 @@ function updateTiles() {
   find("progress").hidden = !isLoading;
   for (const [key, image] of images) {
     // Old tiles stay below the new ones until these are loaded.
-    if (!wanted.has(key) && (!isLoading || image.dataset.state !== "loaded")) { image.remove(); images.delete(key); continue; }
+    if (!wanted.has(key) && (!isLoading || image.dataset.state !== "loaded")) {
+      image.remove();
+      images.delete(key);
+      continue;
+    }
     const [zoom, x, y] = key.split("/").map(Number);
     const [left, top] = corner(zoom, x, y), [right, bottom] = corner(zoom, x + 1, y + 1);
     image.style.transform = `translate(${left}px, ${top}px)`;
@@ -165,7 +186,8 @@ function updateTiles() {
   }
 }
 
-// The corner of a tile on a whole pixel of the screen. Neighbours share the same corner, so there is no seam between them.
+// The corner of a tile on a whole pixel of the screen. Neighbours share the same corner, so there is no seam between
+// them.
 function corner(z, x, y) {
   const ratio = devicePixelRatio || 1;
   return toScreen({ x: x / 2 ** z, y: y / 2 ** z }).map((place) => Math.round(place * ratio) / ratio);
@@ -204,15 +226,18 @@ function canvas(id) {
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
 
 function drawGrid() {
-  const pen = canvas("grid"), [west, north] = unproject(toPlane(0, 0)), [east, south] = unproject(toPlane(width(), height()));
-  const steps = [90, 45, 30, 15, 10, 5, 2, 1, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001, 0.0005, 0.00025, 0.0001];
+  const pen = canvas("grid");
+  const [west, north] = unproject(toPlane(0, 0)), [east, south] = unproject(toPlane(width(), height()));
+  const steps = [90, 45, 30, 15, 10, 5, 2, 1, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01, 0.005, 0.0025, 0.001, 0.0005, 0.00025,
+                 0.0001];
   const step = steps.find((candidate) => (east - west) / candidate > width() / 190) ?? 0.0001;
   const digits = Math.max(0, Math.ceil(-Math.log10(step) + (String(step).match(/25$/) ? 1 : 0)));
   pen.strokeStyle = color("--line");
   pen.fillStyle = color("--soft");
   pen.font = "11px system-ui, sans-serif";
   pen.lineWidth = 1;
-  for (let lon = Math.ceil(Math.max(west, -180) / step) * step; lon <= Math.min(east, Math.max(180, unproject(box().to)[0])) + 1e-9; lon += step) {
+  const lastLon = Math.min(east, Math.max(180, unproject(box().to)[0])) + 1e-9;
+  for (let lon = Math.ceil(Math.max(west, -180) / step) * step; lon <= lastLon; lon += step) {
     const [x] = toScreen(project(lon, 0));
     line(pen, x, 0, x, height());
     pen.fillText(degrees(wrapped(lon), "E", "W", digits), x + 4, height() - 38);
@@ -235,7 +260,8 @@ function drawOverlay() {
   const pen = canvas("marks"), { from, to } = box(), [left, top] = toScreen(from), [right, bottom] = toScreen(to);
   pen.strokeStyle = color("--accent");
   pen.setLineDash([5, 4]);
-  pen.strokeRect(Math.round(left) - 0.5, Math.round(top) - 0.5, Math.round(right - left) + 1, Math.round(bottom - top) + 1);
+  const [across, down] = [Math.round(right - left) + 1, Math.round(bottom - top) + 1];
+  pen.strokeRect(Math.round(left) - 0.5, Math.round(top) - 0.5, across, down);
   if (!selectedPoint) return;
   const [x, y] = toScreen(selectedPoint);
   pen.setLineDash([]);
@@ -258,14 +284,17 @@ function degrees(value, positive, negative, digits) {
 
 function showPosition(at = view) {
   const [lon, lat] = unproject(at);
-  find("place").textContent = `${degrees(lat, "N", "S", 5)}  ${degrees(wrapped(lon), "E", "W", 5)}   z ${view.zoom.toFixed(1)}`;
+  const place = `${degrees(lat, "N", "S", 5)}  ${degrees(wrapped(lon), "E", "W", 5)}`;
+  find("place").textContent = `${place}   z ${view.zoom.toFixed(1)}`;
   const metres = (Math.cos((unproject(view)[1] * Math.PI) / 180) * 40075016.686) / world();
-  const longest = metres * 110, power = 10 ** Math.floor(Math.log10(longest)), length = [5, 2, 1].find((n) => n * power <= longest) * power;
+  const longest = metres * 110, power = 10 ** Math.floor(Math.log10(longest));
+  const length = [5, 2, 1].find((n) => n * power <= longest) * power;
   find("scale").firstElementChild.style.width = `${length / metres}px`;
-  find("scale").lastElementChild.textContent = length >= 1000 ? `${length / 1000} km` : length >= 1 ? `${length} m` : `${length * 100} cm`;
+  find("scale").lastElementChild.textContent =
+    length >= 1000 ? `${length / 1000} km` : length >= 1 ? `${length} m` : `${length * 100} cm`;
 }
 
-// --- the address -------------------------------------------------------------------------------------------------------
+// --- the address -----------------------------------------------------------------------------------------------------
 
 function hash() {
   const [lon, lat] = unproject(view);
@@ -274,10 +303,11 @@ function hash() {
 
 function fromHash() {
   const [zoom, lat, lon] = location.hash.slice(1).split("/").map(Number);
-  return [zoom, lat, lon].every(Number.isFinite) ? { ...project(lon, lat), zoom: Math.max(minZoom, Math.min(maxZoom, zoom)) } : null;
+  if (![zoom, lat, lon].every(Number.isFinite)) return null;
+  return { ...project(lon, lat), zoom: Math.max(minZoom, Math.min(maxZoom, zoom)) };
 }
 
-// --- the panel ---------------------------------------------------------------------------------------------------------
+// --- the panel -------------------------------------------------------------------------------------------------------
 
 function showDescription() {
   const title = tilejson.name || facts.dataset_id;
@@ -285,7 +315,8 @@ function showDescription() {
   find("title").textContent = title;
   const count = facts.bands.length;
   find("facts").textContent =
-    [facts.is_published ? "" : "preview", `version ${facts.version}`, facts.revision > 1 ? `revision ${facts.revision}` : "", facts.data_type,
+    [facts.is_published ? "" : "preview", `version ${facts.version}`,
+     facts.revision > 1 ? `revision ${facts.revision}` : "", facts.data_type,
      count > 1 ? `${count} bands` : "", facts.kind === "mosaic" ? "mosaic" : ""].filter(Boolean).join(" · ");
   const text = new DOMParser().parseFromString(tilejson.attribution ?? "", "text/html").body.textContent;
   find("attribution").textContent = text;
@@ -316,7 +347,8 @@ function showTools() {
   showBands();
   const colours = find("colormap");
   const own = facts.colormap_name ? `${facts.colormap_name} (default)` : "grey";
-  colours.replaceChildren(new Option(own, ""), ...COLORMAPS.filter((name) => name !== facts.colormap_name).map((name) => new Option(name, name)));
+  const others = COLORMAPS.filter((name) => name !== facts.colormap_name);
+  colours.replaceChildren(new Option(own, ""), ...others.map((name) => new Option(name, name)));
   colours.value = style.colormap;
   find("low").value = shortNumber(style.low);
   find("high").value = shortNumber(style.high);
@@ -326,12 +358,15 @@ function showTools() {
 }
 
 function showBands() {
-  const count = facts.bands.length, current = style.bands ?? defaultBands(), places = current.length === 1 ? ["Band"] : ["Red", "Green", "Blue"];
+  const count = facts.bands.length, current = style.bands ?? defaultBands();
+  const places = current.length === 1 ? ["Band"] : ["Red", "Green", "Blue"];
   find("bands").hidden = count < 2;
   const selects = places.map((place, index) => {
     const label = document.createElement("label"), select = document.createElement("select");
-    select.append(...facts.bands.map(([name, text], i) => new Option(text && text !== name ? `${i + 1} ${text}` : `${i + 1}`, i + 1)));
-    if (count >= 3) select.append(places.length === 1 ? new Option("three bands …", "three") : new Option("one band …", "one"));
+    const labels = facts.bands.map(([name, text], i) => (text && text !== name ? `${i + 1} ${text}` : `${i + 1}`));
+    select.append(...labels.map((text, i) => new Option(text, i + 1)));
+    const other = places.length === 1 ? new Option("three bands …", "three") : new Option("one band …", "one");
+    if (count >= 3) select.append(other);
     select.value = current[index];
     select.addEventListener("change", () => chooseBands(select.value, index, current));
     label.append(place, select);
@@ -362,7 +397,8 @@ function showLegend() {
 }
 
 function classRow({ value, name, color }) {
-  const row = document.createElement("li"), swatch = document.createElement("i"), label = document.createElement("span");
+  const row = document.createElement("li"), swatch = document.createElement("i");
+  const label = document.createElement("span");
   swatch.style.background = color; // set by script: the content security policy only forbids style attributes in HTML
   label.textContent = name;
   row.title = `${name} (${value})`;
@@ -382,7 +418,7 @@ function applyRange() {
   reloadTiles();
 }
 
-// --- values ------------------------------------------------------------------------------------------------------------
+// --- values ----------------------------------------------------------------------------------------------------------
 
 async function showValues(left, top) {
   const at = toPlane(left, top), [east, lat] = unproject(at), lon = wrapped(east);
@@ -392,8 +428,10 @@ async function showValues(left, top) {
   fillPopup([["…", ""]], lon, lat);
   draw();
   try {
-    const point = await fetchJson(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, { ...revision, version: facts.version, rev: facts.revision });
-    if (selectedPoint === at) fillPopup(point.values.map((value, i) => [point.band_descriptions?.[i] || point.band_names[i], valueText(value)]), lon, lat);
+    const shown = { ...revision, version: facts.version, rev: facts.revision };
+    const point = await fetchJson(`point/${lon.toFixed(7)},${lat.toFixed(7)}`, shown);
+    const nameOf = (i) => point.band_descriptions?.[i] || point.band_names[i];
+    if (selectedPoint === at) fillPopup(point.values.map((value, i) => [nameOf(i), valueText(value)]), lon, lat);
   } catch (error) {
     if (selectedPoint === at) fillPopup([[problemText(error.code), ""]], lon, lat);
   }
@@ -405,7 +443,8 @@ function problemText(code) {
   return "the value cannot be read now; click again";
 }
 
-const valueText = (value) => (value === null ? "no data" : Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(7))));
+const valueText = (value) =>
+  value === null ? "no data" : String(Number.isInteger(value) ? value : Number(value.toPrecision(7)));
 
 function fillPopup(rows, lon, lat) {
   const table = document.createElement("table");
@@ -433,7 +472,7 @@ function showMessage(text, seconds = 0) {
   if (seconds) setTimeout(() => { message.hidden = true; }, seconds * 1000);
 }
 
-// --- input -------------------------------------------------------------------------------------------------------------
+// --- input -----------------------------------------------------------------------------------------------------------
 
 function addListeners() {
   const fingers = new Map();
@@ -452,7 +491,8 @@ function addListeners() {
     const other = [...fingers.values()].find((finger) => finger.pointerId !== event.pointerId);
     if (other) {
       const distance = (finger) => Math.hypot(finger.clientX - other.clientX, finger.clientY - other.clientY);
-      zoomTo(view.zoom + Math.log2(distance(event) / distance(before)), (event.clientX + other.clientX) / 2, (event.clientY + other.clientY) / 2);
+      const centre = [(event.clientX + other.clientX) / 2, (event.clientY + other.clientY) / 2];
+      zoomTo(view.zoom + Math.log2(distance(event) / distance(before)), ...centre);
       pan(right / 2, down / 2);
     } else if (moved > 3) pan(right, down);
     fingers.set(event.pointerId, event);
@@ -471,8 +511,12 @@ function addListeners() {
     zoomTo(view.zoom - Math.max(-1, Math.min(1, (event.deltaY * lines) / 240)), event.clientX, event.clientY);
   }, { passive: false });
   map.addEventListener("keydown", (event) => {
-    const keys = { ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0), ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80),
-                   "+": () => zoomTo(view.zoom + 1), "=": () => zoomTo(view.zoom + 1), "-": () => zoomTo(view.zoom - 1), Escape: clearSelection };
+    const keys = {
+      ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0),
+      ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80),
+      "+": () => zoomTo(view.zoom + 1), "=": () => zoomTo(view.zoom + 1), "-": () => zoomTo(view.zoom - 1),
+      Escape: clearSelection,
+    };
     if (keys[event.key]) { event.preventDefault(); keys[event.key](); }
   });
   find("in").addEventListener("click", () => zoomTo(Math.round(view.zoom) + 1));
@@ -482,7 +526,11 @@ function addListeners() {
   find("low").addEventListener("change", applyRange);
   find("high").addEventListener("change", applyRange);
   find("tools").addEventListener("submit", (event) => event.preventDefault());
-  find("colormap").addEventListener("change", (event) => { style.colormap = event.target.value; showLegend(); reloadTiles(); });
+  find("colormap").addEventListener("change", (event) => {
+    style.colormap = event.target.value;
+    showLegend();
+    reloadTiles();
+  });
   find("opacity").addEventListener("input", (event) => { layer.style.opacity = event.target.value; });
   find("reset").addEventListener("click", () => {
     style = defaultStyle();

@@ -11,8 +11,9 @@ async function listCollections() {
     if (!response.ok) throw new Error([body.detail, body.hint].filter(Boolean).join(": "));
     document.getElementById("collections").append(...body.collections.map(row));
     const isComplete = !body.links.some((link) => link.rel === "next");
-    note.textContent = body.collections.length === 0 ? "There are no collections yet." : "Only the first 100 collections are listed.";
-    note.hidden = isComplete && body.collections.length > 0;
+    const isEmpty = body.collections.length === 0;
+    note.textContent = isEmpty ? "There are no collections yet." : "Only the first 100 collections are listed.";
+    note.hidden = isComplete && !isEmpty;
   } catch (error) {
     note.textContent = `The collections are not available: ${error.message}`;
   }
@@ -20,8 +21,10 @@ async function listCollections() {
 
 function row(collection) {
   const item = document.createElement("li"), path = `collections/${encodeURIComponent(collection.id)}`;
-  const title = collection.title && collection.title !== collection.id ? `${collection.title} (${collection.id})` : collection.id;
-  item.append(link(title, `../tiles/${encodeURIComponent(collection.id)}/map`), " · ", link("JSON", path), " · ", link("items", `${path}/items`));
+  const { id } = collection;
+  const title = collection.title && collection.title !== id ? `${collection.title} (${id})` : id;
+  const map = link(title, `../tiles/${encodeURIComponent(id)}/map`);
+  item.append(map, " · ", link("JSON", path), " · ", link("items", `${path}/items`));
   return item;
 }
 

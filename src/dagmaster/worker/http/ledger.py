@@ -47,6 +47,7 @@ _RESERVED_BYTES = 200_000  # reserved in a request for everything that is not a 
 _MAX_RENEWAL_BYTES = MAX_BODY_BYTES // 2
 _MAX_INCOMPLETE_DOWNLOADS = 5  # after this many downloads that end early, a payload counts as damaged
 _PAUSE_SECONDS = (0.1, 2.0)
+_FREE_SLOTS_NAMES = ("free_slots", "rooms")  # the second is the name in earlier releases
 _UNKNOWN_FIELD_SECONDS = 60.0  # after this time, a platform that did not know a field may have been upgraded
 _log = log.get("worker")
 
@@ -58,6 +59,7 @@ class HttpLedger:
         self._requests = requests
         self._on_exchange = on_exchange
         self._unknown_until: dict[str, float] = {}  # fields that a platform of an older release does not know
+        self._warnings: set[str] = set()  # those that were logged
         self._rotation = 0
 
     async def beat_worker(self, worker: WorkerInfo) -> None:
@@ -101,32 +103,36 @@ class HttpLedger:
     async def _claim(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
     ) -> ExchangeResponse:
-        """A platform of an older release refuses `free_slots`: each limited queue is then requested separately."""
+        """A platform of an older release knows `free_slots` by its former name, or not at all: each limited queue is
+        then requested separately."""
         if not demand.free_slots or not demand.total:
             return await self._send(path, worker_id, reports, replace(demand, free_slots={}), lease_seconds)
-        if self._may_know("free_slots"):
-            try:
-                return await self._send(path, worker_id, reports, demand, lease_seconds)
-            except InvalidRequest as error:
-                self._note_unknown(
-                    "free_slots",
-                    error,
-                    "the platform runs an older release; this worker claims from each limited queue separately",
-                    hint="upgrade the platform, so that one request claims from all queues",
-                )
+        for name in _FREE_SLOTS_NAMES:
+            if self._may_know(name):
+                try:
+                    return await self._send(path, worker_id, reports, demand, lease_seconds, free_slots_name=name)
+                except InvalidRequest as error:
+                    self._note_unknown(name, error)
+        self._warn_once(
+            "the platform runs an older release; this worker claims from each limited queue separately",
+            hint="upgrade the platform, so that one request claims from all queues",
+        )
         return await self._claim_separately(path, worker_id, reports, demand, lease_seconds)
 
     def _may_know(self, field: str) -> bool:
         """False for a while after the platform has refused the field."""
         return time.monotonic() >= self._unknown_until.get(field, 0.0)
 
-    def _note_unknown(self, field: str, error: InvalidRequest, warning: str, *, hint: str) -> None:
+    def _note_unknown(self, field: str, error: InvalidRequest) -> None:
         """Remember that the platform does not know the field, or raise the error if it has another reason."""
         if error.code != "request.invalid" or f"'{field}'" not in error.message:
             raise error
-        if field not in self._unknown_until:
-            _log.warning(warning, hint=hint)
         self._unknown_until[field] = time.monotonic() + _UNKNOWN_FIELD_SECONDS
+
+    def _warn_once(self, warning: str, *, hint: str) -> None:
+        if warning not in self._warnings:
+            self._warnings.add(warning)
+            _log.warning(warning, hint=hint)
 
     async def _claim_separately(
         self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
@@ -159,7 +165,14 @@ class HttpLedger:
         return response
 
     async def _send(
-        self, path: str, worker_id: UUID, reports: Sequence[bytes], demand: Demand, lease_seconds: float
+        self,
+        path: str,
+        worker_id: UUID,
+        reports: Sequence[bytes],
+        demand: Demand,
+        lease_seconds: float,
+        *,
+        free_slots_name: str = _FREE_SLOTS_NAMES[0],
     ) -> ExchangeResponse:
         demanded: dict[str, Any] = {
             "queues": demand.queues,
@@ -169,7 +182,7 @@ class HttpLedger:
             "heavy": min(demand.heavy, MAX_CLAIMED),
         }
         if demand.free_slots:  # an older platform does not know the field
-            demanded["free_slots"] = {queue: min(count, MAX_CLAIMED) for queue, count in demand.free_slots.items()}
+            demanded[free_slots_name] = {queue: min(count, MAX_CLAIMED) for queue, count in demand.free_slots.items()}
         body = {"reports": list(map(orjson.Fragment, reports)), "demand": demanded, "lease_seconds": lease_seconds}
         content = orjson.dumps(body)
         return await self._requests.send("POST", worker_id, path, ExchangeResponse, content=content)
@@ -181,9 +194,8 @@ class HttpLedger:
                 try:
                     return await self._renew(worker_id, running, lease_seconds)
                 except InvalidRequest as error:
-                    self._note_unknown(
-                        "run_seconds",
-                        error,
+                    self._note_unknown("run_seconds", error)
+                    self._warn_once(
                         "the platform runs an older release; waiting for a slot counts towards the timeout of a task",
                         hint="upgrade the platform",
                     )
@@ -207,13 +219,13 @@ class HttpLedger:
 
 class HttpPayloads:
     """The PayloadLedger of the handler of one task, which the worker must hold. Calls of handlers wait while the
-    platform is unavailable, up to `patience_seconds`: a platform that restarts must not fail the attempt."""
+    platform is unavailable, up to `retry_seconds`: a platform that restarts must not fail the attempt."""
 
-    def __init__(self, requests: WorkerRequests, worker_id: UUID, attempt: str, patience_seconds: float) -> None:
+    def __init__(self, requests: WorkerRequests, worker_id: UUID, attempt: str, retry_seconds: float) -> None:
         self._requests = requests
         self._worker_id = worker_id
         self._path = f"/tasks/{quote(attempt, safe='')}"
-        self._patience_seconds = patience_seconds
+        self._retry_seconds = retry_seconds
         self._incomplete_downloads = 0
 
     async def store_payload(self, job_id: UUID, encoded: Encoded) -> Reference:
@@ -271,7 +283,7 @@ class HttpPayloads:
 
     async def _retry_during_outage(self, call: Callable[[], Awaitable[T]]) -> T:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._patience_seconds
+        deadline = loop.time() + self._retry_seconds
         seconds, longest = _PAUSE_SECONDS
         while True:
             try:

@@ -11,7 +11,7 @@ from uuid import UUID
 import httpx2
 from pydantic import BaseModel, ValidationError
 
-from dagmaster.client.connection import Connection
+from dagmaster.client.connection import ApiConnection
 from dagmaster.client.models.base import unexpected
 from dagmaster.errors import Conflict, DagmasterError, Fenced, InvalidRequest, NotAllowed, NotFound, Unavailable
 
@@ -21,7 +21,7 @@ M = TypeVar("M", bound=BaseModel)
 class WorkerRequests:
     """Sends the requests of a worker. Tasks of one event loop may share it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ApiConnection) -> None:
         self._connection = connection
 
     async def send(self, method: str, worker_id: UUID, path: str, response: type[M], **options: Any) -> M:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 from dagmaster import __version__
-from dagmaster.client.connection import Connection, is_temporary
+from dagmaster.client.connection import ApiConnection, is_temporary
 from dagmaster.client.credentials import key_for
 from dagmaster.client.models.worker import PROTOCOL, StartedWorker
 from dagmaster.errors import InvalidRequest, NotAllowed, NotFound, Unavailable
@@ -14,25 +14,25 @@ from dagmaster.worker.http.requests import parsed
 
 # The server announces tasks, so the worker's own polls are only a fallback.
 POLL_SECONDS = 120.0
-PATIENCE_SECONDS = 60.0
+RETRY_SECONDS = 60.0
 RENEWALS_PER_LEASE = 4
 _PAUSE_SECONDS = (0.2, 5.0)
 _log = log.get("worker")
 
 
-def connect(settings: Settings) -> Connection:
+def connect(settings: Settings) -> ApiConnection:
     """The connection to the API that the settings name. Nothing is sent yet."""
     url = settings.dag_callback_url
     if url is None:
         raise InvalidRequest("DAG_CALLBACK_URL is not set", code="settings.invalid")
-    return Connection(lambda: url, find_key=lambda: key_for(settings, server=url))
+    return ApiConnection(lambda: url, find_key=lambda: key_for(settings, server=url))
 
 
-async def start(connection: Connection, *, patience_seconds: float = PATIENCE_SECONDS) -> StartedWorker:
+async def start(connection: ApiConnection, *, retry_seconds: float = RETRY_SECONDS) -> StartedWorker:
     """Register the worker. Waits for a while if the platform is unavailable; other errors are raised at once."""
     body = {"host": socket.gethostname()[:200], "software_version": __version__, "protocol": PROTOCOL}
     loop = asyncio.get_running_loop()
-    deadline, is_logged = loop.time() + patience_seconds, False
+    deadline, is_logged = loop.time() + retry_seconds, False
     seconds, longest = _PAUSE_SECONDS
     while True:
         try:

@@ -1,4 +1,5 @@
--- The tables of the external database. They can be created by hand, if the role that writes to them may not create tables.
+-- The tables of the external database. They can be created by hand, if the role that writes to them may not create
+-- tables.
 
 CREATE SCHEMA IF NOT EXISTS dagmaster_public;
 

@@ -40,7 +40,8 @@ WITH children AS (
                                  FROM dagapp.dag_node_states p
                                 WHERE p.job_id = of_job AND p.node_id = fan_out)) AS i (index)
      CROSS JOIN LATERAL (
-           -- LIMIT keeps this a look-up by the whole key: joined freely, a job's rows would be read once for each child.
+           -- LIMIT keeps this a look-up by the whole key: joined freely, a job's rows would be read once for each
+           -- child.
            SELECT n.node_id, n.status, n.error_message, n.output
              FROM dagapp.dag_node_states n
             WHERE n.job_id = of_job AND n.node_id = fan_out || '__' || i.index::text

@@ -62,7 +62,7 @@ $$;
 
 REVOKE EXECUTE ON FUNCTION dagapp.drop_event_partition FROM PUBLIC;
 
--- Orchestrators call both functions. Their role is one that may insert events, if it is not the owner.
+-- Orchestrators call both functions, so every role that may insert events may execute them. The owner always may.
 DO $$
 DECLARE
     platform regrole;

@@ -1,5 +1,6 @@
--- The words of jobs, for searches. They are in a table of their own, because an index on dag_jobs would get a new entry with
--- each version of the row: a job is inserted once and updated with each step. The triggers are in database/schema/guards.py.
+-- The words of jobs, for searches. They are in a table of their own, because an index on dag_jobs would get a new entry
+-- with each version of the row: a job is inserted once and updated with each step. The triggers are in
+-- database/schema/guards.py.
 
 -- A text in lower case, with spaces instead of punctuation.
 CREATE OR REPLACE FUNCTION dagapp.plain_text(content text) RETURNS text
@@ -17,7 +18,8 @@ SELECT string_agg(quote_literal(word) || ':*', ' & ')::tsquery
   FROM unnest(tsvector_to_array(to_tsvector('simple', dagapp.plain_text(content)))) AS word
 $$;
 
--- The parser of PostgreSQL finds the words: it is much faster than functions on arrays. It leaves out words of more than 2 kB.
+-- The parser of PostgreSQL finds the words: it is much faster than functions on arrays. It leaves out words of more
+-- than 2 kB.
 CREATE OR REPLACE FUNCTION dagapp.make_searchable() RETURNS trigger
 LANGUAGE plpgsql
 AS $$

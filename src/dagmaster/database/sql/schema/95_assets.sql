@@ -1,6 +1,6 @@
 -- Assets: the platforms that are shipped, and how the end of a job reaches the revision that it processes.
 
--- The same rows as assets/identity.SHIPPED. A platform that was changed stays as it is.
+-- A platform that was changed stays as it is.
 INSERT INTO dagapp.platforms (platform_id, display_name, required_refs, optional_refs, version_ref)
 VALUES ('ddh', 'Data Distribution Hub', '{dataset_id,resource_id,version_id}', '{}', 'version_id'),
        ('arcgis', 'ArcGIS', '{item_id,layer_index,version}', '{}', 'version'),
@@ -22,8 +22,8 @@ SELECT CASE job_status
        END
 $$;
 
--- Another version of the asset that was made of the same bytes. ETags differ if the bytes have another name, so this is known
--- only when a job has computed the hash of its source.
+-- Another version of the asset that was made of the same bytes. ETags differ if the bytes have another name, so this is
+-- known only when a job has computed the hash of its source.
 CREATE OR REPLACE FUNCTION dagapp.version_with_same_content(of_asset text, except_ordinal integer, hash text) RETURNS integer
 LANGUAGE sql STABLE
 AS $$
@@ -56,8 +56,8 @@ SELECT jsonb_strip_nulls(jsonb_build_object(
  WHERE reported ->> 'code' <> '' AND reported ->> 'message' <> ''
 $$;
 
--- The findings of a job that has ended, each code once, the most severe first: those of its result, and what made its data
--- unfit. Without a result, those of its nodes.
+-- The findings of a job that has ended, each code once, the most severe first: those of its result, and what made its
+-- data unfit. Without a result, those of its nodes.
 CREATE OR REPLACE FUNCTION dagapp.findings_of_job(of_job uuid, result jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 AS $$
@@ -89,9 +89,9 @@ WITH reported AS (
 SELECT coalesce(jsonb_agg(finding ORDER BY rank), '[]') FROM worst WHERE rank <= 100
 $$;
 
--- Record that a job started, ended or was resumed. Runs in the transaction that changes the job: it happens exactly once,
--- even if a process dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset, then versions, then
--- revisions, and never a job.
+-- Record that a job started, ended or was resumed. Runs in the transaction that changes the job: it happens exactly
+-- once, even if a process dies. Locks: the job (held), then the version, then the revision; reviewers lock the asset,
+-- then versions, then revisions, and never a job.
 CREATE OR REPLACE FUNCTION dagapp.follow_job() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -225,8 +225,8 @@ BEGIN
 END
 $$;
 
--- Documents of a revision that was reviewed or purged do not change. The revision is locked before it is read: a reviewer who
--- has not committed yet is waited for.
+-- Documents of a revision that was reviewed or purged do not change. The revision is locked before it is read: a
+-- reviewer who has not committed yet is waited for.
 CREATE OR REPLACE FUNCTION dagapp.refuse_document() RETURNS trigger
 LANGUAGE plpgsql
 AS $$
@@ -250,9 +250,9 @@ BEGIN
 END
 $$;
 
--- The difference between a STAC document and a base, in the form in which pgSTAC stores items: equal values are left out, and values
--- that only the base has are marked. pgSTAC's own function needs 6 ms for an item, because it visits every value of the item; this
--- function visits only values that the base also has.
+-- The difference between a STAC document and a base, in the form in which pgSTAC stores items: equal values are left
+-- out, and values that only the base has are marked. pgSTAC's own function needs 6 ms for an item, because it visits
+-- every value of the item; this function visits only values that the base also has.
 CREATE OR REPLACE FUNCTION dagapp.stac_difference(document jsonb, base jsonb) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
 AS $$

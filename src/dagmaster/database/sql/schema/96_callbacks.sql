@@ -1,8 +1,8 @@
--- Callbacks are recorded in the transaction in which the status changes, so that each is recorded exactly once, even if a
--- process dies. Triggers call these functions (database/schema/guards.py).
+-- Callbacks are recorded in the transaction in which the status changes, so that each is recorded exactly once, even if
+-- a process dies. Triggers call these functions (database/schema/guards.py).
 
--- The status of a request as partners see it, and the reason if there is one: from the rows of its asset, its version and its
--- revision. Polling and callbacks both use it.
+-- The status of a request as partners see it, and the reason if there is one: from the rows of its asset, its version
+-- and its revision. Polling and callbacks both use it.
 CREATE OR REPLACE FUNCTION dagapp.request_status(
     asset dagapp.geospatial_assets, version dagapp.asset_versions, revision dagapp.asset_revisions
 ) RETURNS TABLE (status text, reason text)
@@ -43,7 +43,8 @@ SELECT outcome.status,
        ) AS outcome
 $$;
 
--- The id of a request as its platform knows it. It differs from the stored id if another platform had used the id before.
+-- The id of a request as its platform knows it. It differs from the stored id if another platform had used the id
+-- before.
 CREATE OR REPLACE FUNCTION dagapp.shown_request_id(stored text) RETURNS text
 LANGUAGE sql STABLE
 AS $$
@@ -53,8 +54,8 @@ SELECT CASE
        END
 $$;
 
--- Where the callback of a status goes: to the URL of the submission when processing has ended, or, if it has a subscriber, to
--- the URL for this kind of status. Null if it is not sent.
+-- Where the callback of a status goes: to the URL of the submission when processing has ended, or, if it has a
+-- subscriber, to the URL for this kind of status. Null if it is not sent.
 CREATE OR REPLACE FUNCTION dagapp.callback_url_for(of_kind text, of_subject text, url text, status text) RETURNS text
 LANGUAGE sql STABLE
 AS $$
@@ -70,9 +71,9 @@ SELECT CASE
     ON subscriber.kind = of.kind AND subscriber.subject = of.subject
 $$;
 
--- Record callbacks of the requests of an asset whose status has changed, with the event that changed it. The row of a request has
--- its last status, so an event that changes nothing for a request causes no callback. If a version is approved and published at
--- once, there is a callback for each of the two statuses.
+-- Record callbacks of the requests of an asset whose status has changed, with the event that changed it. The row of a
+-- request has its last status, so an event that changes nothing for a request causes no callback. If a version is
+-- approved and published at once, there is a callback for each of the two statuses.
 CREATE OR REPLACE FUNCTION dagapp.record_callbacks(about_asset text, by_event bigint) RETURNS void
 LANGUAGE sql
 AS $$
@@ -112,7 +113,8 @@ SELECT dagapp.shown_request_id(changed.request_id), changed.platform_id, sent.st
     ON CONFLICT DO NOTHING;
 $$;
 
--- Record callbacks when processing has begun, which is no event of the asset: only if a subscriber has a URL for this status.
+-- Record callbacks when processing has begun, which is no event of the asset: only if a subscriber has a URL for this
+-- status.
 CREATE OR REPLACE FUNCTION dagapp.record_beginning_callbacks(about_asset text) RETURNS void
 LANGUAGE plpgsql
 AS $$
@@ -152,8 +154,8 @@ BEGIN
 END
 $$;
 
--- Record a callback for the beginning or the end of a job that belongs to no asset. Such a job has no platform; the secret of this installation signs
--- its callback.
+-- Record a callback for the beginning or the end of a job that belongs to no asset. Such a job has no platform; the
+-- secret of this installation signs its callback.
 CREATE OR REPLACE FUNCTION dagapp.record_job_callback() RETURNS trigger
 LANGUAGE plpgsql
 AS $$

@@ -1,10 +1,11 @@
--- What the gateway may read: views in a schema of their own. Its role (database/schema/gateway_role.py) may select from them, and
--- do nothing else. The views contain no inputs, outputs, payloads or secrets; of keys, they contain the hashes that verify them.
+-- What the gateway may read: views in a schema of their own. Its role (database/schema/gateway_role.py) may select from
+-- them, and do nothing else. The views contain no inputs, outputs, payloads or secrets; of keys, they contain the
+-- hashes that verify them.
 
 CREATE SCHEMA IF NOT EXISTS dagapp_gateway;
 
--- A view needs all its columns when it is created. A schema of an earlier version lacks some until it is migrated; then this runs
--- again.
+-- A view needs all its columns when it is created. A schema of an earlier version lacks some until it is migrated; then
+-- this runs again.
 DO $views$
 BEGIN
     CREATE OR REPLACE VIEW dagapp_gateway.keys AS

@@ -1,9 +1,9 @@
 -- Searches in some collections of the catalogue. Names without a schema are pgSTAC's, which may be deployed later.
 
--- A page of items of the listed collections, as pgstac.search gives it without hydration. pgSTAC would put the list into one
--- condition, and the planner would estimate it for each partition and each element: 240,000 estimates for 490 collections, which
--- take longer than the search. So the list is cut into short ones, each with its own part of the query. Partitions of other
--- collections are not read at all.
+-- A page of items of the listed collections, as pgstac.search gives it without hydration. pgSTAC would put the list
+-- into one condition, and the planner would estimate it for each partition and each element: 240,000 estimates for 490
+-- collections, which take longer than the search. So the list is cut into short ones, each with its own part of the
+-- query. Partitions of other collections are not read at all.
 CREATE OR REPLACE FUNCTION dagapp.search_listed(search jsonb, listed text[]) RETURNS jsonb
 LANGUAGE plpgsql
 SET search_path TO pgstac, public

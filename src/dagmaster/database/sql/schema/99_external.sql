@@ -1,9 +1,9 @@
--- Copies in the external zone: the end of the job that makes or removes them is recorded in their revision. Triggers call these
--- functions (database/schema/guards.py).
+-- Copies in the external zone: the end of the job that makes or removes them is recorded in their revision. Triggers
+-- call these functions (database/schema/guards.py).
 
--- Record the end of a job of external_export, adf_export or unpublish. Runs in the transaction that ends the job: it happens
--- exactly once, even if a process dies. A decision that was made while the job ran stays due, and the next job carries it out. Locks: the
--- job (held), then the revision; decisions on an asset lock revisions and never a job.
+-- Record the end of a job of external_export, adf_export or unpublish. Runs in the transaction that ends the job: it
+-- happens exactly once, even if a process dies. A decision that was made while the job ran stays due, and the next job
+-- carries it out. Locks: the job (held), then the revision; decisions on an asset lock revisions and never a job.
 CREATE OR REPLACE FUNCTION dagapp.follow_external_job() RETURNS trigger
 LANGUAGE plpgsql
 AS $$

@@ -1,7 +1,7 @@
 """Keep the external zone in line with the decisions on assets: start the jobs that copy revisions there or remove them.
 
-    notification or poll ──▶ read revisions whose copies are due (database/assets/external)
-                         ──▶ for each, in one transaction: lock it, decide (assets/external), create the job, record it
+    notification or poll ──▶ read revisions whose copies are due (database/assets)
+                         ──▶ for each, in one transaction: lock it, decide (assets), create the job, record it
 
 It runs as a task in each orchestrator's process; any number of them share the work, and one of them starts each job.
 A trigger records the end of a job in its revision. Revisions that an earlier release has marked are processed too.
@@ -15,8 +15,9 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from dagmaster.assets.external import ExternalStep
-from dagmaster.database.assets.external import ExternalKey, PostgresExternalCopies
+from dagmaster.assets.external_copies import ExternalCopyStep
+from dagmaster.assets.states import AssetRevisionKey
+from dagmaster.database.assets.external_copies import PostgresExternalCopies
 from dagmaster.errors import Unavailable
 from dagmaster.library.workflows import WorkflowLibrary
 from dagmaster.observe import log
@@ -51,14 +52,15 @@ class ExternalCopyChore:
 
     def __post_init__(self) -> None:
         self._is_run_requested = asyncio.Event()
-        self._postponed: dict[ExternalKey, Postponed] = {}
+        self._postponed: dict[AssetRevisionKey, Postponed] = {}
 
     async def run(self) -> None:
         """Run until cancelled. Pauses are random: instances started together run at different times."""
         while True:
             interval = IDLE_POLLS * self.settings.orchestrator_poll_interval
             has_more = await self._run_once_safely()
-            await self._pause(interval * (0.02 if has_more else self.random.uniform(0.7, 1.0)))
+            seconds = interval * (0.02 if has_more else self.random.uniform(0.7, 1.0))
+            await pause(self._is_run_requested, seconds, min_seconds=MIN_INTERVAL_SECONDS)
 
     async def close(self) -> None:
         await self.store.close()
@@ -74,14 +76,14 @@ class ExternalCopyChore:
             await self._carry_out_safely(key)
         return len(due) == AT_ONCE
 
-    async def _due(self) -> list[ExternalKey]:
+    async def _due(self) -> list[AssetRevisionKey]:
         """The revisions that are due and not postponed."""
         keys = await self.store.due(AT_ONCE + len(self._postponed))
         self._postponed = {key: self._postponed[key] for key in keys if key in self._postponed}
         now = self.clock()
         return [key for key in keys if key not in self._postponed or self._postponed[key].until <= now][:AT_ONCE]
 
-    async def _carry_out_safely(self, key: ExternalKey) -> None:
+    async def _carry_out_safely(self, key: AssetRevisionKey) -> None:
         """Postpone a revision whose step fails, so that it does not block the others."""
         try:
             await self._carry_out(key)
@@ -94,15 +96,15 @@ class ExternalCopyChore:
         else:
             self._postponed.pop(key, None)
 
-    def _postpone(self, key: ExternalKey) -> None:
+    def _postpone(self, key: AssetRevisionKey) -> None:
         failures = self._postponed[key].failures if key in self._postponed else 0
         first, longest = PAUSES_SECONDS
         seconds = min(longest, first * 2 ** min(failures, 10)) * self.random.uniform(0.7, 1.0)
         self._postponed[key] = Postponed(failures + 1, self.clock() + seconds)
 
-    async def _carry_out(self, key: ExternalKey) -> None:
+    async def _carry_out(self, key: AssetRevisionKey) -> None:
         step = await self.store.carry_out(key, partial(job_of, self.library))
-        if step in (ExternalStep.EXPORT, ExternalStep.WITHDRAW):
+        if step in (ExternalCopyStep.EXPORT, ExternalCopyStep.WITHDRAW):
             self.started += 1
             _log.info(
                 "a job for external copies is started",
@@ -119,7 +121,3 @@ class ExternalCopyChore:
             self.errors += 1
             log.failure(_log, "jobs for external copies cannot be started; trying again", error)
             return False
-
-    async def _pause(self, seconds: float) -> None:
-        await asyncio.sleep(min(MIN_INTERVAL_SECONDS, seconds))
-        await pause(self._is_run_requested, seconds)

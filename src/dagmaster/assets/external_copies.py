@@ -33,12 +33,12 @@ class ExternalCopies(StrEnum):
     ALL = "all"
 
 
-class ExternalJob(StrEnum):
+class ExternalCopyJob(StrEnum):
     EXPORT = "export"
     WITHDRAWAL = "withdrawal"
 
 
-class ExternalState(StrEnum):
+class ExternalCopyState(StrEnum):
     """The state of the copies in one word, for people."""
 
     NONE = "none"
@@ -50,7 +50,7 @@ class ExternalState(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-class ExternalStep(StrEnum):
+class ExternalCopyStep(StrEnum):
     WAIT = "wait"
     EXPORT = "export"
     WITHDRAW = "withdraw"
@@ -59,7 +59,7 @@ class ExternalStep(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ExternalSituation:
+class ExternalCopySituation:
     """The state of a revision that its external copies depend on. `is_export_due` and `is_withdrawal_due` are never
     both set. `has_failed`: the last job for this decision has failed. `may_retry`: the pause after a failed withdrawal
     is over."""
@@ -67,47 +67,47 @@ class ExternalSituation:
     copies: ExternalCopies = ExternalCopies.NONE
     is_export_due: bool = False
     is_withdrawal_due: bool = False
-    job: ExternalJob | None = None
+    job: ExternalCopyJob | None = None
     has_failed: bool = False
     may_retry: bool = True
     was_withdrawn: bool = False
 
 
-def next_step(revision: ExternalSituation) -> ExternalStep:
+def next_step(revision: ExternalCopySituation) -> ExternalCopyStep:
     if revision.is_withdrawal_due:
         return _towards_none(revision)
     if revision.is_export_due:
         return _towards_all(revision)
-    return ExternalStep.WAIT
+    return ExternalCopyStep.WAIT
 
 
-def _towards_none(revision: ExternalSituation) -> ExternalStep:
+def _towards_none(revision: ExternalCopySituation) -> ExternalCopyStep:
     match revision.job:
-        case ExternalJob.EXPORT:
-            return ExternalStep.CANCEL
-        case ExternalJob.WITHDRAWAL:
-            return ExternalStep.WAIT
+        case ExternalCopyJob.EXPORT:
+            return ExternalCopyStep.CANCEL
+        case ExternalCopyJob.WITHDRAWAL:
+            return ExternalCopyStep.WAIT
     if revision.copies == ExternalCopies.NONE:
-        return ExternalStep.SETTLE
-    return ExternalStep.WITHDRAW if revision.may_retry else ExternalStep.WAIT
+        return ExternalCopyStep.SETTLE
+    return ExternalCopyStep.WITHDRAW if revision.may_retry else ExternalCopyStep.WAIT
 
 
-def _towards_all(revision: ExternalSituation) -> ExternalStep:
+def _towards_all(revision: ExternalCopySituation) -> ExternalCopyStep:
     if revision.job is not None:
-        return ExternalStep.WAIT
+        return ExternalCopyStep.WAIT
     if revision.copies == ExternalCopies.ALL:
-        return ExternalStep.SETTLE
-    return ExternalStep.WAIT if revision.has_failed else ExternalStep.EXPORT
+        return ExternalCopyStep.SETTLE
+    return ExternalCopyStep.WAIT if revision.has_failed else ExternalCopyStep.EXPORT
 
 
-def state_of(revision: ExternalSituation) -> ExternalState:
-    if revision.is_withdrawal_due or revision.job == ExternalJob.WITHDRAWAL:
+def state_of(revision: ExternalCopySituation) -> ExternalCopyState:
+    if revision.is_withdrawal_due or revision.job == ExternalCopyJob.WITHDRAWAL:
         has_copies = revision.copies != ExternalCopies.NONE or revision.job is not None
-        return ExternalState.WITHDRAWING if has_copies else ExternalState.NONE
-    if revision.job == ExternalJob.EXPORT:
-        return ExternalState.RUNNING
+        return ExternalCopyState.WITHDRAWING if has_copies else ExternalCopyState.NONE
+    if revision.job == ExternalCopyJob.EXPORT:
+        return ExternalCopyState.RUNNING
     if revision.is_export_due:
-        return ExternalState.FAILED if revision.has_failed else ExternalState.DUE
+        return ExternalCopyState.FAILED if revision.has_failed else ExternalCopyState.DUE
     if revision.copies == ExternalCopies.ALL:
-        return ExternalState.EXPORTED
-    return ExternalState.WITHDRAWN if revision.was_withdrawn else ExternalState.NONE
+        return ExternalCopyState.EXPORTED
+    return ExternalCopyState.WITHDRAWN if revision.was_withdrawn else ExternalCopyState.NONE

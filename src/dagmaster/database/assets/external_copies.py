@@ -12,23 +12,25 @@ from psycopg.rows import dict_row
 from pydantic import Field
 
 from dagmaster import faults
-from dagmaster.assets.external import (
+from dagmaster.assets.external_copies import (
     EXPORT_WORKFLOWS,
     WITHDRAWAL_WORKFLOW,
     ExternalCopies,
-    ExternalJob,
-    ExternalSituation,
-    ExternalState,
-    ExternalStep,
+    ExternalCopyJob,
+    ExternalCopySituation,
+    ExternalCopyState,
+    ExternalCopyStep,
     next_step,
     state_of,
 )
+from dagmaster.assets.states import AssetRevisionKey
 from dagmaster.database.connect import Connection, translate_errors
 from dagmaster.database.ledger.protocol import NewJob
 from dagmaster.database.ledger.submission import insert_jobs
 from dagmaster.database.notify.notifier import JOBS, RESULTS, Notifier
 from dagmaster.database.queries import query
 from dagmaster.database.session import Session, dicts
+from dagmaster.dataset_ids import RevisionKey
 from dagmaster.errors import UnfitData
 
 Json = dict[str, Any]
@@ -36,15 +38,20 @@ Json = dict[str, Any]
 STATEMENT_SECONDS: Final = 10.0
 LOCK_SECONDS: Final = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class ExternalKey:
-    asset_id: str
-    version_ordinal: int
-    revision: int
-
-    def values(self, **others: Any) -> Json:
-        return {"asset_id": self.asset_id, "ordinal": self.version_ordinal, "revision": self.revision, **others}
+_EXTERNAL_COLUMNS = frozenset(
+    {
+        "export_due_at",
+        "withdrawal_due_at",
+        "external_copies",
+        "external_job_id",
+        "is_external_job_running",
+        "external_workflow_id",
+        "external_retry_at",
+        "external_error",
+        "exported_at",
+        "withdrawn_at",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +59,15 @@ class DueJob:
     """A job that is needed to make or to remove the external copies of a revision. `due_at` and `failures` distinguish
     the jobs of one revision."""
 
-    step: ExternalStep
-    key: ExternalKey
+    step: ExternalCopyStep
+    key: AssetRevisionKey
     dataset_id: str
     blob_path: str | None
     due_at: datetime
     failures: int
 
 
-MakeExternalJob = Callable[[DueJob], NewJob]
+MakeExternalCopyJob = Callable[[DueJob], NewJob]
 
 
 class PostgresExternalCopies(Session):
@@ -71,22 +78,22 @@ class PostgresExternalCopies(Session):
             dsn, role, notifier, statement_timeout_seconds=STATEMENT_SECONDS, lock_timeout_seconds=LOCK_SECONDS
         )
 
-    async def due(self, limit: int) -> list[ExternalKey]:
+    async def due(self, limit: int) -> list[AssetRevisionKey]:
         async with self._connected() as connection:
-            return [ExternalKey(**row) for row in await dicts(connection, "copies_due", {"limit": limit})]
+            return [AssetRevisionKey(**row) for row in await dicts(connection, "copies_due", {"limit": limit})]
 
-    async def carry_out(self, key: ExternalKey, make_job: MakeExternalJob) -> ExternalStep:
+    async def carry_out(self, key: AssetRevisionKey, make_job: MakeExternalCopyJob) -> ExternalCopyStep:
         """Carry out the next step for a revision. A job and the record that it was started are one transaction."""
         async with self._transaction("external_copies") as connection:
             rows = await dicts(connection, "copies_lock", key.values())
             if not rows:
-                return ExternalStep.WAIT  # another process decides on it
-            step = next_step(situation_of(rows[0]))
+                return ExternalCopyStep.WAIT  # another process decides on it
+            step = next_step(situation_of(rows[0], may_retry=rows[0]["may_retry"]))
             await _carry_out(connection, step, key, rows[0], make_job)
-        if step in (ExternalStep.EXPORT, ExternalStep.WITHDRAW):
+        if step in (ExternalCopyStep.EXPORT, ExternalCopyStep.WITHDRAW):
             self._notify(JOBS)
-        if step == ExternalStep.CANCEL:
-            await self._cancel(rows[0]["job_id"])
+        if step == ExternalCopyStep.CANCEL:
+            await self._cancel(rows[0]["external_job_id"])
         return step
 
     async def _cancel(self, job_id: UUID) -> None:
@@ -98,71 +105,55 @@ class PostgresExternalCopies(Session):
 
 
 async def _carry_out(
-    connection: Connection, step: ExternalStep, key: ExternalKey, row: Json, make_job: MakeExternalJob
+    connection: Connection, step: ExternalCopyStep, key: AssetRevisionKey, row: Json, make_job: MakeExternalCopyJob
 ) -> None:
     match step:
-        case ExternalStep.EXPORT | ExternalStep.WITHDRAW:
+        case ExternalCopyStep.EXPORT | ExternalCopyStep.WITHDRAW:
             due_at = row["withdrawal_due_at"] or row["export_due_at"]
             due = DueJob(step, key, row["dataset_id"], row["blob_path"], due_at, row["external_failures"])
             job = make_job(due)
             await insert_jobs(connection, [job])
             await connection.execute(query("copies_start"), key.values(job_id=job.job_id))
-        case ExternalStep.SETTLE:
+        case ExternalCopyStep.SETTLE:
             await connection.execute(query("copies_settle"), key.values())
-        case ExternalStep.WAIT | ExternalStep.CANCEL:
+        case ExternalCopyStep.WAIT | ExternalCopyStep.CANCEL:
             pass
 
 
-def situation_of(row: Mapping[str, Any]) -> ExternalSituation:
-    """The situation in a row of `copies_lock`, or in any row with the same column names."""
+def situation_of(row: Mapping[str, Any], *, may_retry: bool = True) -> ExternalCopySituation:
+    """The situation in a row of `copies_lock` or `asset_revisions_of`."""
     job = None
-    if row["job_id"] is not None:
-        is_withdrawal = row["job_workflow_id"] == WITHDRAWAL_WORKFLOW
-        job = ExternalJob.WITHDRAWAL if is_withdrawal else ExternalJob.EXPORT
-    return ExternalSituation(
+    if row["is_external_job_running"] and row["external_job_id"] is not None:
+        is_withdrawal = row["external_workflow_id"] == WITHDRAWAL_WORKFLOW
+        job = ExternalCopyJob.WITHDRAWAL if is_withdrawal else ExternalCopyJob.EXPORT
+    return ExternalCopySituation(
         copies=ExternalCopies(row["external_copies"]),
         is_export_due=row["export_due_at"] is not None,
         is_withdrawal_due=row["withdrawal_due_at"] is not None,
         job=job,
-        has_failed=row["has_failed"],
-        may_retry=row.get("may_retry", True),
-        was_withdrawn=row.get("withdrawn_at") is not None,
+        has_failed=row["external_error"] is not None,
+        may_retry=may_retry,
+        was_withdrawn=row["withdrawn_at"] is not None,
     )
 
 
 def with_external_field(row: Json) -> Json:
     """The columns of a revision, with those of its external copies combined in the field `external`."""
-    names = (
-        "export_due_at",
-        "withdrawal_due_at",
-        "external_copies",
-        "external_job_id",
-        "is_external_job_running",
-        "external_workflow_id",
-        "external_retry_at",
-        "external_error",
-        "exported_at",
-        "withdrawn_at",
-    )
-    external = {name: row[name] for name in names}
-    other_columns = {name: value for name, value in row.items() if name not in names}
-    external["has_failed"] = external["external_error"] is not None
-    external["job_id"] = external["external_job_id"] if external["is_external_job_running"] else None
-    external["job_workflow_id"] = external["external_workflow_id"]
-    state, outputs = state_of(situation_of(external)), row["outputs"]
-    has_copies = state in (ExternalState.EXPORTED, ExternalState.WITHDRAWING)
+    other_columns = {name: value for name, value in row.items() if name not in _EXTERNAL_COLUMNS}
+    state, outputs = state_of(situation_of(row)), row["outputs"]
+    has_copies = state in (ExternalCopyState.EXPORTED, ExternalCopyState.WITHDRAWING)
     return {
         **other_columns,
-        "is_export_due": external["export_due_at"] is not None,
+        "is_export_due": row["export_due_at"] is not None,
         "external": {
             "state": state,
-            "error": external["external_error"],
-            "due_at": external["withdrawal_due_at"] or external["export_due_at"],
-            "retry_at": external["external_retry_at"],
-            "job_id": external["external_job_id"],
+            "error": row["external_error"],
+            "due_at": row["withdrawal_due_at"] or row["export_due_at"],
+            "retry_at": row["external_retry_at"],
+            "job_id": row["external_job_id"],
             "run_id": outputs.get("adf_run_id"),
-            "exported_at": external["exported_at"],
-            "withdrawn_at": external["withdrawn_at"],
+            "exported_at": row["exported_at"],
+            "withdrawn_at": row["withdrawn_at"],
             "blob_path": outputs.get("external_blob_path") if has_copies else None,
             "stac_path": outputs.get("external_stac_path") if has_copies else None,
             "manifest_path": outputs.get("external_manifest_path") if has_copies else None,
@@ -171,7 +162,7 @@ def with_external_field(row: Json) -> Json:
 
 
 @dataclass(frozen=True, slots=True)
-class ExternalTarget:
+class ExternalCopyTarget:
     """The revision whose copies a job makes or removes. It is passed between handlers as JSON."""
 
     asset_id: str
@@ -185,27 +176,27 @@ class ExternalTarget:
         return f"{self.dataset_id}/v{self.version_ordinal}/r{self.revision}"
 
     @property
-    def key(self) -> ExternalKey:
-        return ExternalKey(self.asset_id, self.version_ordinal, self.revision)
+    def key(self) -> AssetRevisionKey:
+        return AssetRevisionKey(self.asset_id, self.version_ordinal, self.revision)
 
-    def document_values(self, **others: Any) -> Json:
-        key = {"dataset_id": self.dataset_id, "ordinal": self.version_ordinal, "revision": self.revision}
-        return {**key, **others}
+    @property
+    def documents_key(self) -> RevisionKey:
+        return RevisionKey(self.dataset_id, self.version_ordinal, self.revision)
 
     def __str__(self) -> str:
         return f"version {self.version_ordinal}, revision {self.revision} of '{self.dataset_id}'"
 
 
-class ExternalSession:
+class ExternalCopySession:
     """The reads and writes of a job's handlers about external copies, on a connection of their own."""
 
-    def __init__(self, connection: psycopg.Connection[Any], job_id: UUID, job: ExternalJob) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], job_id: UUID, job: ExternalCopyJob) -> None:
         connection.autocommit = True
         self._connection = connection
         self._job_id = job_id
-        self._is_export = job == ExternalJob.EXPORT
+        self._is_export = job == ExternalCopyJob.EXPORT
 
-    def find(self, asset: str, ordinal: int, revision: int | None) -> ExternalTarget:
+    def find(self, asset: str, ordinal: int, revision: int | None) -> ExternalCopyTarget:
         """The revision that a job names, if its state allows what the job does. Raises UnfitData with the reason."""
         rows = self._dicts("copies_target", {"asset": asset, "ordinal": ordinal, "revision": revision})
         if not rows:
@@ -214,7 +205,7 @@ class ExternalSession:
             raise UnfitData(message, code="external.not-found", hint="correct asset_id, version_ordinal or revision")
         row = rows[0]
         fields = ("asset_id", "dataset_id", "version_ordinal", "revision", "blob_path")
-        target = ExternalTarget(**{name: row[name] for name in fields})
+        target = ExternalCopyTarget(**{name: row[name] for name in fields})
         reason = _why_not_public(row)
         if self._is_export and reason:
             raise UnfitData(
@@ -230,7 +221,7 @@ class ExternalSession:
             )
         return target
 
-    def claim(self, target: ExternalTarget) -> None:
+    def claim(self, target: ExternalCopyTarget) -> None:
         """Record this job as the one that makes or removes the copies of a revision, unless it is recorded already."""
         if self.is_current(target):
             return
@@ -254,28 +245,28 @@ class ExternalSession:
                     hint="see `dagmaster assets show`; it has the state of the copies and the id of their job",
                 )
 
-    def is_current(self, target: ExternalTarget) -> bool:
+    def is_current(self, target: ExternalCopyTarget) -> bool:
         """Whether this job still makes or removes the copies, and the state of the asset still requires that."""
         values = target.key.values(job_id=self._job_id, is_export=self._is_export)
         return bool(self._dicts("copies_is_current", values)[0]["is_current"])
 
-    def require_export_again(self, target: ExternalTarget) -> None:
+    def require_export_again(self, target: ExternalCopyTarget) -> None:
         """Make the export due again if the revision is exported: this job, which is not current, has removed copies."""
         with translate_errors():
             self._connection.execute(query("copies_require_again").encode(), target.key.values())
 
-    def batches(self, target: ExternalTarget, size: int) -> list[tuple[str, int]]:
+    def batches(self, target: ExternalCopyTarget, size: int) -> list[tuple[str, int]]:
         """The id of the last document of each batch, and the number of documents."""
-        rows = self._dicts("copies_batches", target.document_values(size=size))
+        rows = self._dicts("copies_batches", target.documents_key.values(size=size))
         return [(row["last_id"], row["documents"]) for row in rows]
 
-    def documents(self, target: ExternalTarget, after: str | None, last_id: str) -> list[tuple[str, Json]]:
+    def documents(self, target: ExternalCopyTarget, after: str | None, last_id: str) -> list[tuple[str, Json]]:
         """Ids and contents, in the order of the ids. The collection has the empty id."""
-        rows = self._dicts("copies_documents", target.document_values(after=after, last_id=last_id))
+        rows = self._dicts("copies_documents", target.documents_key.values(after=after, last_id=last_id))
         return [(row["document_id"], row["content"]) for row in rows]
 
-    def collection(self, target: ExternalTarget) -> Json | None:
-        rows = self._dicts("copies_collection", target.document_values())
+    def collection(self, target: ExternalCopyTarget) -> Json | None:
+        rows = self._dicts("copies_collection", target.documents_key.values())
         return rows[0]["content"] if rows else None
 
     @contextmanager
