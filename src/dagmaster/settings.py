@@ -522,7 +522,7 @@ class Settings(BaseSettings):
         None,
         max_length=512,
         description="http(s)://… of the old system, which this platform replaces; some requests of the old API are "
-        "forwarded to it, by default none",
+        "forwarded to it. If it is not set, nothing is forwarded",
     )
     legacy_key: str | None = Field(
         None, repr=False, description="Function key of the old system, sent to it as x-functions-key; never logged"

@@ -149,7 +149,7 @@ def test_the_scope_b2b_limits_submissions_to_one_platform():
 
 @pytest.mark.parametrize("platform_id", [None, ""])
 @pytest.mark.parametrize("platform_of", [submitting_platform, own_platform_of])
-def test_a_caller_with_the_scope_b2b_and_no_platform_is_not_one_without_a_limit(platform_of, platform_id):
+def test_a_caller_with_the_scope_b2b_and_no_platform_is_refused(platform_of, platform_id):
     with pytest.raises(NotAllowed) as refused:
         platform_of(Caller("hub", frozenset({Scope.B2B, Scope.AUTHOR}), platform_id))
 

@@ -54,8 +54,9 @@ def statements_and_models() -> Iterator[tuple[str, type]]:
 
 
 def names_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, str]]:
-    """Names of statements and of models: of `_many("statement", …, Model)`, of `models(Model, await dicts(…))`, of
-    `[Model(**row) for row in await dicts(…)]`, and of the last two with a variable that has unchanged rows."""
+    """Pairs of a statement and the model that its rows become, in these expressions: `_many("statement", …, Model)`,
+    `models(Model, await dicts(…))` and `[Model(**row) for row in await dicts(…)]`. In the last two, a variable with
+    unchanged rows may take the place of `await dicts(…)`."""
     rows = rows_of_variables(function)
     for node in ast.walk(function):
         match node:
@@ -73,7 +74,7 @@ def names_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
 
 
 def rows_of_variables(function: ast.FunctionDef | ast.AsyncFunctionDef) -> dict[str, list[str]]:
-    """The statements whose rows a variable has, if it is only passed on: its rows are as they were read."""
+    """The statements whose rows a variable has, if the variable is used only once: its rows are then unchanged."""
     uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name))
     return {
         variable: statements_of(node.value, {})
@@ -88,7 +89,7 @@ def assigned(node: ast.AST) -> list[str]:
 
 
 def statements_of(source: ast.expr, rows: dict[str, list[str]]) -> list[str]:
-    """The statements whose rows this expression is. One whose name is computed has none."""
+    """The statements whose rows are the value of this expression. A statement whose name is computed is not found."""
     match source:
         case ast.Name(id=variable):
             return rows.get(variable, [])

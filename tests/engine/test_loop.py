@@ -1,4 +1,4 @@
-"""When the orchestrator's loop does what is not part of advancing jobs. In memory, on virtual time."""
+"""When the orchestrator's loop does its work other than advancing jobs. In memory, on virtual time."""
 
 import asyncio
 from typing import Any

@@ -36,7 +36,7 @@ def children_of(*cogs: dict[str, Any]) -> Any:
 
 
 def test_stored_results_have_the_fields_of_earlier_releases():
-    """Workers of another release read them, and wrote others: see `results`."""
+    """Workers of another release read these results, or have written them: see the module `results`."""
     grid = {"crs": "EPSG:32633", "origin": [5e5, 6e6], "resolution": [10.0, 10.0], "width": 7, "height": 5}
     scheme = {
         "tiling_scheme_blob": "tiling_schemes/dem/v0/r1/tiling_scheme.geojson",

@@ -23,7 +23,7 @@ def lines_of(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def is_checked_sql(file: Path, line: str) -> bool:
-    """Of the schema only the comments: its fingerprint, which databases store, depends on the lines of its code."""
+    """In the schema, only comments are checked: its fingerprint, stored in databases, depends on its lines of code."""
     return file.parent.name != "schema" or line.lstrip().startswith("--")
 
 

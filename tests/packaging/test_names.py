@@ -1,5 +1,5 @@
-"""Each name of a class or of a type alias has one meaning in the whole source; a leading underscore makes no other
-name."""
+"""Each name of a class or of a type alias has one meaning in the whole source. Names that differ only in a leading
+underscore count as one."""
 
 import ast
 from collections import defaultdict

@@ -172,7 +172,7 @@ async def test_a_worker_over_http_limits_its_queues(database, unknown):
 
 @asynccontextmanager
 async def _as_older(app: Any, fields: tuple[str, ...]) -> AsyncIterator[list[OlderApi]]:
-    """The API without these fields, each in addition to those before it."""
+    """APIs of older and older releases: each lacks one more of these fields than the one before it."""
     apis: list[OlderApi] = []
     for field in fields:
         apis.append(OlderApi(apis[-1] if apis else app, field))

@@ -1,6 +1,9 @@
 import type { PartKind } from "./rerun";
 
-/** The most characters that the API accepts in a reason, in that of a change of jobs, and in the name of a part. */
+/**
+ * The most characters that the API accepts in a reason, in the reason for a change of jobs (`jobReason`), and in the
+ * name of a part of a job.
+ */
 export const MAX_LENGTHS: Record<"reason" | "jobReason" | PartKind, number> = {
   reason: 2000,
   jobReason: 1000,

@@ -136,8 +136,8 @@ def may_preview(caller: Caller) -> bool:
 
 
 def own_platform_of(caller: Caller) -> str | None:
-    """The platform that a b2b key belongs to; None for callers that are not bound to one, as staff. NotAllowed: a b2b
-    key without a platform."""
+    """The platform that a b2b key belongs to; None for callers that are not bound to one, such as reviewers.
+    NotAllowed: a b2b key without a platform."""
     return _platform_of(caller) if caller.has(Scope.B2B) and not may_preview(caller) else None
 
 

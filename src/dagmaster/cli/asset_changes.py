@@ -118,8 +118,8 @@ def _is_to_review(version: VersionInfo) -> bool:
 
 
 def _is_withdrawn(version: VersionInfo) -> bool:
-    """Whether an approval publishes a version again. If the newest revision of an unpublished version has failed, that
-    is the revision that was approved before."""
+    """Whether an approval publishes a version again. If the newest revision of an unpublished version has failed, the
+    approval publishes the revision that was approved before."""
     is_unpublished = version.unpublished_at is not None
     if version.processing_state == "failed":
         return is_unpublished and version.approved_revision not in (None, version.revision)

@@ -116,7 +116,7 @@ def database_of(settings: Settings) -> str:
             "the gateway needs a database role of its own",
             code="gateway.no-database",
             hint="run `dagmaster db gateway-role` where the database can be administered, and set GATEWAY_DATABASE_URL "
-            "to the URL that it prints",
+            "to the connection string that it prints",
         )
     if not settings.orchestrator_urls:
         raise InvalidRequest(

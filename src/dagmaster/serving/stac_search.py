@@ -71,7 +71,7 @@ def limited_to(search_request: Any, listed: Collections) -> Any:
 
 
 def _collection_of_token(token: str | None) -> str | None:
-    """The collection of the item at which a page begins: pgSTAC would compare with it, visible or not."""
+    """The collection of the item at which a page begins: pgSTAC would compare with this item even if it is hidden."""
     parts = (token or "").split(":")
     if len(parts) != 3:
         return None

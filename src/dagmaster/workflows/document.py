@@ -248,7 +248,8 @@ class _Builder:
         number = json.loads(text)
         if number in (float("inf"), float("-inf")) or (isinstance(number, int) and not -(2**63) <= number < 2**63):
             self._problem(
-                event, "the number does not fit into 64 bits (integers: signed); write it in quotes to keep it as text"
+                event,
+                "the number does not fit into 64 bits (integers are signed); write it in quotes to keep it as text",
             )
             return 0
         return number

@@ -127,8 +127,8 @@ SELECT CASE WHEN o.blob IS NULL THEN 'missing' ELSE 'wrong-size' END AS code, f.
 
 -- name: storage_unreferenced
 -- Objects that are older than an age and that nothing names, the largest first, with the reason. An object of a
--- revision or a job that exists is kept unless the documents of the revision are complete and do not name it. A
--- manifest that is missing or damaged names nothing: then all copies are kept.
+-- revision or a job that exists is listed only if the documents of the revision are complete and do not name it. A
+-- manifest that is missing or damaged names nothing: then no copies are listed.
 WITH unnamed AS (
     SELECT o.*
       FROM storage_objects AS o

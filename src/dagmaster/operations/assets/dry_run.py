@@ -94,8 +94,8 @@ def _has_several_cogs(checked: CheckedSubmission) -> bool | None:
     """Whether the source becomes several COGs with a mosaic; None if that is unknown.
 
     A collection makes no tiles: each of its files becomes one COG. For a single file, the uncompressed size and whether
-    it crosses the antimeridian are known once it is opened. So the rule is applied to the smallest file that it can be,
-    and to the largest one, across the antimeridian.
+    it crosses the antimeridian are known once it is opened. So the rule is applied twice: to the smallest possible
+    size, and to the largest possible size across the antimeridian. If both agree, the result is known.
     """
     workflow_id = checked.workflow.workflow_id
     if workflow_id == RASTER_COLLECTION:
