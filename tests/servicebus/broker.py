@@ -12,14 +12,16 @@ renewal), persistence.
 
 import argparse
 import base64
+import math
 import queue
 import random
+import select
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +30,7 @@ from typing import Any
 
 from proton import Condition, Data, Delivery, Described, Disposition, Endpoint, Handler, Link, Message, int32, symbol
 from proton import timestamp as amqp_timestamp
+from proton._io import IO
 from proton.reactor import Container
 
 from tests.servicebus.queues import DEAD_LETTERS, MAX_MESSAGE_BYTES, BrokerQueue, Faults, Stored
@@ -39,6 +42,30 @@ _ENCODED_MESSAGE = (b"\x00\x53", b"\x00\x80")  # a described type: how an encode
 _CBS = "$cbs"
 _ROOT = Path(__file__).parents[2]
 _KEY = base64.b64encode(b"a key of the stand-in").decode()
+
+
+def _poll(
+    reading: Iterable[Any], writing: Iterable[Any], _failing: Iterable[Any], seconds: float | None = None
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """What select.select returns. That function fails if the process has more than 1,024 open files, as a process that
+    runs many tests can have."""
+    poll, reading, writing = select.poll(), list(reading), list(writing)
+    masks: dict[int, int] = {}
+    for sockets, mask in ((reading, select.POLLIN), (writing, select.POLLOUT)):
+        for each in sockets:
+            masks[each.fileno()] = masks.get(each.fileno(), 0) | mask
+    for file, mask in masks.items():
+        poll.register(file, mask)
+    ready = dict(poll.poll(None if seconds is None else math.ceil(seconds * 1000)))
+    failed = select.POLLERR | select.POLLHUP | select.POLLNVAL
+    return (
+        [each for each in reading if ready.get(each.fileno(), 0) & (select.POLLIN | failed)],
+        [each for each in writing if ready.get(each.fileno(), 0) & (select.POLLOUT | failed)],
+        [],
+    )
+
+
+IO.select = staticmethod(_poll)
 
 
 def connection_string(port: int) -> str:

@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -86,6 +89,19 @@ async def test_ids_are_sent_in_batches_within_the_size_limit(broker: BrokerThrea
     bodies = [bytes(stored.message.body) for stored in broker.queues["q"].waiting.values()]
     assert [json.loads(body)["task_id"] for body in bodies] == wanted
     assert max(map(len, bodies)) < 1000
+
+
+async def test_the_stand_in_works_in_a_process_with_many_open_files() -> None:
+    """`select`, which its library uses, does not: the process of these tests may have many."""
+    with ExitStack() as files:
+        for _ in range(1100):
+            files.enter_context(Path(os.devnull).open())
+        broker = files.enter_context(BrokerThread(["q"]))
+        opened = ServiceBus(load(transport="servicebus", service_bus_connection_string=broker.connection_string))
+        await opened.send_tasks("q", ids(1))
+        await opened.close()
+
+        assert len(broker.queues["q"].waiting) == 1
 
 
 async def test_a_message_has_the_id_of_its_task_and_expires_after_a_minute(
