@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagmaster.jobs.retry import LOSS_POLICY, RetrySchedule, after_failure, after_loss, backoff_seconds
+from dagmaster.jobs.retry import LOSS_POLICY, RetrySchedule, after_failure, after_lost_worker, backoff_seconds
 from dagmaster.jobs.states import Blame
 from dagmaster.workflows.model import Retry
 
@@ -64,11 +64,11 @@ def test_bad_data_is_never_retried():
 
 
 def test_only_the_first_lost_worker_causes_no_delay():
-    first = after_loss(retry_count=3, loss_count=0, max_losses=2, random=Random(1))
-    second = after_loss(retry_count=3, loss_count=1, max_losses=2, random=Random(1))
+    first = after_lost_worker(retry_count=3, loss_count=0, max_losses=2, random=Random(1))
+    second = after_lost_worker(retry_count=3, loss_count=1, max_losses=2, random=Random(1))
 
     assert first == RetrySchedule(3, 1, 0.0)
     assert second is not None
     assert second.loss_count == 2
     assert 0.25 <= second.wait_seconds <= 0.5
-    assert after_loss(retry_count=3, loss_count=2, max_losses=2, random=Random(1)) is None
+    assert after_lost_worker(retry_count=3, loss_count=2, max_losses=2, random=Random(1)) is None

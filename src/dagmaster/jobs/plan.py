@@ -25,7 +25,7 @@ from dagmaster.jobs.expansion import Expansion, results_slice
 from dagmaster.jobs.job_result import JobResult
 from dagmaster.jobs.payload import INLINE_BYTES, LOADABLE_BYTES
 from dagmaster.jobs.rendering import Key, RenderLimits, SlowTemplate, TemplateRendering
-from dagmaster.jobs.retry import RetrySchedule, after_failure, after_loss
+from dagmaster.jobs.retry import RetrySchedule, after_failure, after_lost_worker
 from dagmaster.jobs.routing import DeferredWork, Router, UnknownRoute
 from dagmaster.jobs.states import Blame, JobStatus, NodeStatus, SkipReason, Stop
 from dagmaster.jobs.task_params import ByteBudget, ParamsWriter
@@ -282,7 +282,7 @@ class _JobDecision:
             self.draft.started(update)
             self.draft.withdrawn(update, self._cancel_reason)
             return
-        schedule = after_loss(
+        schedule = after_lost_worker(
             retry_count=update.retry_count,
             loss_count=update.loss_count,
             max_losses=self.planner.max_losses,

@@ -2,7 +2,7 @@
 
 There are two limits. Failures of the handler count against the workflow's `retry.max_attempts`. Failures of the
 environment (a lost worker, an unreachable service) count against `max_losses`, so that a deployment uses up no retry
-and a poison task still stops. Bad data is never retried.
+and a poison task still stops. Bad data is never retried. The planner drops the retry if the job is failing.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class RetrySchedule:
     wait_seconds: float
 
 
-LOSS_POLICY = Retry(initial_delay_seconds=0.5, max_delay_seconds=30)
+LOSS_POLICY = Retry(initial_delay_seconds=0.5, max_delay_seconds=30)  # the limit is max_losses, not its max_attempts
 
 
 def backoff_seconds(policy: Retry, nth: int, random: Random) -> float:
@@ -43,12 +43,12 @@ def after_failure(
                 return None
             return RetrySchedule(retry_count, loss_count + 1, backoff_seconds(LOSS_POLICY, loss_count + 1, random))
         case Blame.HANDLER | Blame.ENGINE:
-            if retry_count >= policy.max_attempts:
+            if retry_count >= policy.max_attempts:  # retries: the first attempt is not counted
                 return None
             return RetrySchedule(retry_count + 1, loss_count, backoff_seconds(policy, retry_count + 1, random))
 
 
-def after_loss(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> RetrySchedule | None:
+def after_lost_worker(*, retry_count: int, loss_count: int, max_losses: int, random: Random) -> RetrySchedule | None:
     """The schedule of the retry after the worker of a task was lost; None if the task is given up. After the first loss
     the retry has no delay: waiting for the end of the lease was enough."""
     if loss_count >= max_losses:

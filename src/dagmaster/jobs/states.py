@@ -36,7 +36,7 @@ class TaskStatus(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     LOST = "lost"
-    RETURNED = "returned"
+    RETURNED = "returned"  # given back without a result
     CANCELLED = "cancelled"
 
 
@@ -55,6 +55,7 @@ JOB_RERUNS: Mapping[JobStatus, frozenset[JobStatus]] = {
     state: frozenset({_J.RUNNING}) for state in (_J.FAILED, _J.PARTIAL_SUCCESS, _J.CANCELLED, _J.COMPLETED)
 }
 
+# One transaction may contain several transitions of a row: dispatched → running → completed is dispatched → completed.
 NODE_MOVES: Mapping[NodeStatus, frozenset[NodeStatus]] = {
     _N.PENDING: frozenset({_N.READY, _N.SKIPPED, _N.CANCELLED}),
     _N.READY: frozenset({_N.DISPATCHED, _N.COMPLETED, _N.FAILED, _N.SKIPPED, _N.CANCELLED}),
@@ -81,7 +82,7 @@ TASK_MOVES: Mapping[TaskStatus, frozenset[TaskStatus]] = {
 }
 
 JOB_INITIAL = frozenset({_J.PENDING})
-# A child of a fan_out starts as ready, and is written together with its first dispatch.
+# The start node is created as ready. A child of a fan_out starts as ready too, and is written with its first dispatch.
 NODE_INITIAL = frozenset({_N.PENDING, _N.READY, _N.DISPATCHED})
 TASK_INITIAL = frozenset({_T.QUEUED})
 
@@ -89,7 +90,7 @@ JOB_TERMINAL = frozenset(state for state, moves in JOB_MOVES.items() if not move
 # A failed node may be retried: `failed` is final only if the planner schedules no retry.
 NODE_TERMINAL = frozenset({_N.COMPLETED, _N.FAILED, _N.SKIPPED, _N.CANCELLED})
 TASK_TERMINAL = frozenset(state for state, moves in TASK_MOVES.items() if not moves)
-NODE_LIVE = frozenset({_N.DISPATCHED, _N.RUNNING})
+NODE_LIVE = frozenset({_N.DISPATCHED, _N.RUNNING})  # with a task that is queued or running
 
 
 class SkipReason(StrEnum):

@@ -84,7 +84,7 @@ async def submit_once(
     resume: bool = False,
 ) -> SubmissionResult:
     """Create the job, or return the state of the job that the same submission created before. With `resume` that job is
-    resumed if it has failed."""
+    resumed if it has ended without completing. Without a key, or with `force`, each call creates a job."""
     job = _with_key(prepare(library, submission))
     if job.idempotency_key is None:
         await ledger.create_jobs([job])
@@ -105,7 +105,7 @@ async def earlier_result(
     ledger: SubmissionLedger, job_id: UUID, *, resume: bool, by: str | None
 ) -> SubmissionResult | None:
     """The state of the job that the same submission created before; None if it was deleted. With `resume` it is resumed
-    if it has failed."""
+    if it has ended without completing."""
     earlier = await ledger.load_job(job_id)
     if earlier is None:
         return None
@@ -133,15 +133,16 @@ async def _resumed(ledger: SubmissionLedger, result: SubmissionResult, by: str |
     except Conflict:  # another submission has just resumed it, or nothing in it can run again
         job = await ledger.load_job(result.job_id)
         return result if job is None else _result_of(job)
-    facts = {"status": "resumed", "job_status": JobStatus.RUNNING, "resume_count": resumed.resume_count, "hint": None}
-    return result.model_copy(update=facts)
+    fields = {"status": "resumed", "job_status": JobStatus.RUNNING, "resume_count": resumed.resume_count, "hint": None}
+    return result.model_copy(update=fields)
 
 
 def _with_key(job: NewJob) -> NewJob:
-    """The job with the hash that identifies a repeated submission; with `idempotent: true` it is also the key."""
+    """The job with the hash that identifies a repeated submission. If the job has no key, and its workflow has
+    `idempotent: true`, the hash is also its key."""
     request = request_hash(job)
-    is_keyless = job.idempotency_key is None and job.workflow.idempotent
-    return replace(job, request_hash=request, idempotency_key=request if is_keyless else job.idempotency_key)
+    uses_hash = job.idempotency_key is None and job.workflow.idempotent
+    return replace(job, request_hash=request, idempotency_key=request if uses_hash else job.idempotency_key)
 
 
 def request_hash(job: NewJob) -> str:
@@ -164,8 +165,8 @@ def _result_of(job: LoadedJob) -> SubmissionResult:
             return result
         case JobStatus.COMPLETED:
             return result.model_copy(update={"status": "already_completed", "result_data": job.result_data})
-    facts = _failure_fields(job, next((stage.label for stage in stages if stage.has_failed), None))
-    return result.model_copy(update=facts)
+    fields = _failure_fields(job, next((stage.label for stage in stages if stage.has_failed), None))
+    return result.model_copy(update=fields)
 
 
 def _failure_fields(job: LoadedJob, failed_stage: str | None) -> dict[str, Any]:
@@ -196,8 +197,8 @@ def _job_or_letter(library: WorkflowLibrary, message: JobMessage) -> NewJob | De
         submission = Submission.model_validate({**body, "message_id": message.message_id})
         return _with_key(prepare(library, submission))
     except ValidationError as error:
-        faults = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        return _dead_letter(message, "Malformed", "; ".join(faults))
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        return _dead_letter(message, "Malformed", "; ".join(problems))
     except DagmasterError as error:
         reason = "WorkflowNotFound" if error.code == "workflow.not-found" else "InvalidSubmission"
         return _dead_letter(message, reason, str(error))

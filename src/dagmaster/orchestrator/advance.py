@@ -51,15 +51,15 @@ class JobAdvancing(OrchestratorLiveness):
     transport: Transport
     callbacks: CallbackSender | None
     external_copies: ExternalCopyChore | None
-    _dirty: set[UUID]
+    _dirty: set[UUID]  # owned jobs to advance in this iteration, or in the next one
     _graphs: GraphCache
     _templates: SlowTemplates
-    _is_woken: bool
-    _waiting: "asyncio.Future[frozenset[str]] | None"
-    _next_review: float
-    _next_due: float | None
-    _overdue: frozenset[UUID]
-    _started: frozenset[UUID]
+    _is_woken: bool  # the pause was cancelled because there is work, not because the loop ends
+    _waiting: "asyncio.Future[frozenset[str]] | None"  # the pause between two iterations
+    _next_deferred_check: float
+    _next_due: float | None  # when the first delay of an owned job is over
+    _overdue: frozenset[UUID]  # jobs with a task whose lease, timeout or queue time is over
+    _started: frozenset[UUID]  # jobs with a task that runs, and whose node is still shown as dispatched
 
     async def _advance_all(self) -> None:
         now = self._now()
@@ -75,12 +75,12 @@ class JobAdvancing(OrchestratorLiveness):
             await self._advance(job_ids, open_jobs)
         except StaleViewError:
             self._discard_views(job_ids)
-        except SumOutOfRange as error:  # the next decision fails the fan_in
+        except SumOutOfRange as error:  # of a fan_in; the next decision fails that node
             self._owned[error.facts["job_id"]].refused_sums[error.facts["fan_out"]] = error
             self._discard_views(job_ids)
         except Exception as error:
             if isinstance(error, Unavailable) and error.facts.get("sqlstate") not in STATEMENT_ERRORS:
-                raise
+                raise  # an outage, not a failure of one job: the loop discards all views and tries again
             self._discard_views(job_ids)
             if len(job_ids) == 1:
                 await self._set_aside(job_ids[0], error)
@@ -89,7 +89,8 @@ class JobAdvancing(OrchestratorLiveness):
                 await self._advance_safely([job_id], self.ledger.open_jobs)
 
     async def _advance(self, job_ids: Sequence[UUID], open_jobs: OpenJobs) -> None:
-        """One step: lock and read, decide, write, commit, notify."""
+        """One step: lock and read, decide, write, commit, notify. `open_jobs` begins the transaction, locks the rows
+        whose claim is still ours (the fence) and reads their updates; `commit` writes, commits and notifies."""
         await self._read_views(job_ids)
         batch = [self._owned[job_id] for job_id in job_ids if job_id in self._owned]
         if not batch:
@@ -104,7 +105,7 @@ class JobAdvancing(OrchestratorLiveness):
             changes = [plan.changes for plan in plans.values()]
             queues = {task.queue for change in changes for task in change.tasks}
             topics = self.transport.topics(self._announcements(queues, plans, step))
-            repeated_queues = await step.commit(changes, notify=topics)
+            retry_queues = await step.commit(changes, notify=topics)
         if spans is not None:
             spans.end()
         for queue, count in Counter(task.queue for change in changes for task in change.tasks).items():
@@ -116,8 +117,9 @@ class JobAdvancing(OrchestratorLiveness):
         self._dirty.difference_update(job_ids)
         for job_id in step.fenced:
             self._drop_fenced(job_id)
-        await self._publish(repeated_queues - queues if topics else repeated_queues | queues)
-        if queues or repeated_queues:
+        # With topics, the commit has notified the queues of new tasks; those of retries were not known before it.
+        await self._announce(retry_queues - queues if topics else retry_queues | queues)
+        if queues or retry_queues:
             faults.reach("orchestrator.after-publish")
         await self._keep(plans)
         self._dirty.update(job_id for job_id in step.has_more if job_id in self._owned)
@@ -158,16 +160,16 @@ class JobAdvancing(OrchestratorLiveness):
             )
         return plans
 
-    def _announcements(self, queues: Iterable[str], plans: Mapping[UUID, Plan], step: Step) -> list[Announcement]:
+    def _announcements(self, queues: Collection[str], plans: Mapping[UUID, Plan], step: Step) -> list[Announcement]:
         """One for each queue that gets tasks. If possible, it names the worker that ran the previous task."""
         if not queues:
             return []
-        first_worker = _last_worker(step) if self._is_next_task(plans) else None
+        first_worker = _last_worker(step) if self._note_queues(plans) else None
         return [Announcement(queue, first_worker=first_worker) for queue in sorted(queues)]
 
-    def _is_next_task(self, plans: Mapping[UUID, Plan]) -> bool:
-        """Whether the step creates one task only, in the queue of the previous one: the same worker can run it. Notes
-        the queue of each job for the next step."""
+    def _note_queues(self, plans: Mapping[UUID, Plan]) -> bool:
+        """Note the queue of each job for the next step. True if the step creates one task only, in the queue of the
+        previous one: the same worker can run it."""
         is_next = False
         for job_id, plan in plans.items():
             owned, tasks = self._owned[job_id], plan.changes.tasks
@@ -176,7 +178,7 @@ class JobAdvancing(OrchestratorLiveness):
             owned.queue = queue
         return is_next
 
-    async def _publish(self, queues: Collection[str]) -> None:
+    async def _announce(self, queues: Collection[str]) -> None:
         """Announce the queues that the commit did not notify."""
         if queues:
             await self.transport.publish([Announcement(queue) for queue in sorted(queues)])
@@ -229,7 +231,7 @@ class JobAdvancing(OrchestratorLiveness):
             self.external_copies.wake()
 
     def _note_deferred(self, view: JobView) -> None:
-        self._next_review = 0.0
+        self._next_deferred_check = 0.0
         for node_id, work in view.deferred.items():
             _log.warning(
                 "a node waits for an orchestrator that knows its handler and queue",

@@ -84,7 +84,7 @@ class Orchestrator(JobAdvancing):
         self._next_poll = 0.0
         self._next_scan = 0.0
         self._next_maintenance = 0.0
-        self._next_review = 0.0
+        self._next_deferred_check = 0.0
         self._next_due: float | None = None
         self._overdue: frozenset[UUID] = frozenset()
         self._started: frozenset[UUID] = frozenset()
@@ -202,9 +202,9 @@ class Orchestrator(JobAdvancing):
         self._overdue = self._started = frozenset()
 
     async def _review_deferred(self) -> None:
-        if (now := self._now()) < self._next_review:
+        if (now := self._now()) < self._next_deferred_check:
             return
-        self._next_review = now + self.settings.orchestrator_poll_interval
+        self._next_deferred_check = now + self.settings.orchestrator_poll_interval
         released, overdue = await review_deferred(self.ledger, self._owned, self.settings, now)
         for job_id in released:
             self._owned.pop(job_id, None)

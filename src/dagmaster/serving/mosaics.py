@@ -35,7 +35,8 @@ _MAX_CACHED = 32
 
 @dataclass(frozen=True, slots=True)
 class Mosaic:
-    """`extents` has the extents of opened assets: most assets of a quadkey do not touch the requested tile."""
+    """Its assets are COGs. `extents` has those of the assets that were opened: readers leave out assets of a quadkey
+    that do not touch the requested tile."""
 
     bounds: BBox
     minzoom: int
@@ -85,7 +86,7 @@ class MosaicCache:
         self._load = lru_cache(_MAX_CACHED)(lambda location, _tag: parse(read(location), location))
 
     def load(self, location: Location, tag: str) -> Mosaic:
-        """`tag` distinguishes revisions that were written under the same name."""
+        """`tag` is that of the `TileSource`: a preview may be processed again under the same name."""
         return self._load(location, tag)
 
 

@@ -1,4 +1,4 @@
-"""One task in one child process: the deadline, stop requests, and the reports and requests of the handler.
+"""One task in one child process: the timeout, stop requests, and the reports and requests of the handler.
 
 The child may be a process of this worker, or one on a machine of a cluster.
 """
@@ -80,30 +80,30 @@ class ChildRun:
         self._memory_mb = memory_mb
 
     async def run(self, frame: Frame) -> Outcome:
-        deadline = asyncio.timeout(self._timeout_seconds)
+        timeout = asyncio.timeout(self._timeout_seconds)
         try:
-            async with deadline:
+            async with timeout:
                 self._child.write(frame)
-                with self._sampling(), self._passing_signals_on(deadline):
+                with self._sampling(), self._passing_signals_on(timeout):
                     return await self._handle_frames()
         except TimeoutError:
-            if not deadline.expired():
+            if not timeout.expired():
                 raise
             return self._timed_out()
         except BrokenChannel:
             return await self._died()
 
     @contextlib.contextmanager
-    def _passing_signals_on(self, deadline: asyncio.Timeout) -> Iterator[None]:
+    def _passing_signals_on(self, timeout: asyncio.Timeout) -> Iterator[None]:
         loop = asyncio.get_running_loop()
 
         def pass_on(kind: str) -> None:
-            if deadline.expired():
+            if timeout.expired():
                 return
             self._child.write({"kind": kind})
             if kind == "cancel":
                 grace_ends_at = loop.time() + self._grace_seconds
-                deadline.reschedule(min(grace_ends_at, deadline.when() or grace_ends_at))
+                timeout.reschedule(min(grace_ends_at, timeout.when() or grace_ends_at))
 
         self._context.on_signal(pass_on)
         try:

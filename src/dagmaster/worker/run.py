@@ -1,4 +1,4 @@
-"""From a claimed task to its report: find the handler, parse params, run with a deadline, store large outputs, classify
+"""From a claimed task to its report: find the handler, parse params, run with a timeout, store large outputs, classify
 errors.
 
 Whatever a handler does, the result is a report. Exceptions are caught here and, for plain handlers, in `child_main`.
@@ -55,33 +55,33 @@ class Runner:
     async def _run(self, task: TaskMessage, context: TaskContext) -> tuple[Report, int]:
         loop = asyncio.get_running_loop()
         started = loop.time()
-        outcome = _final_outcome(await self._classified(task, context), context)
+        outcome = _final_outcome(await self._outcome_of(task, context), context)
         metrics = {"seconds": round(loop.time() - started, 6)}
         if outcome.metrics:
             metrics |= outcome.metrics
         return _report(task, outcome, metrics, context.log_lines()), outcome.size_bytes
 
-    async def _classified(self, task: TaskMessage, context: TaskContext) -> Outcome:
+    async def _outcome_of(self, task: TaskMessage, context: TaskContext) -> Outcome:
         try:
             registration = self._registration(task)
             if task.params_ref is not None:
                 await _retry_during_outage(context.load_params)
-            outcome = await self._outcome(registration, context)
+            outcome = await self._run_handler(registration, context)
             return outcome if outcome.encoded is None else await _stored(outcome, outcome.encoded, context)
         except GiveBack:
             return RETURNED
         except asyncio.CancelledError:
             if _was_cancelled_by_worker():
                 if context.cancelled or context.shutting_down:
-                    return RETURNED
-                raise
+                    return RETURNED  # `_final_outcome` makes it CANCELLED if the task was cancelled
+                raise  # the loop of the worker ends, and gives the task back itself
             return failed(HandlerFailed("the handler cancelled itself", code="handler.cancelled"))
         except Blocked as blocked:
             return failed(blocked.error.with_traceback(blocked.__traceback__))
         except BaseException as error:  # the catch-all: everything that a handler raises is a result
             return failed(error)
 
-    def _outcome(self, registration: Registration, context: TaskContext) -> Awaitable[Outcome]:
+    def _run_handler(self, registration: Registration, context: TaskContext) -> Awaitable[Outcome]:
         task = context.task
         if registration.is_async:
             return self._run_async(registration, task, context)
@@ -97,14 +97,14 @@ class Runner:
         handler = self._handler(registration)
         context.params = params = handler.parse(task.params)
         HANDLING.set(context)
-        deadline = asyncio.timeout(task.timeout_seconds)
+        timeout = asyncio.timeout(task.timeout_seconds)
         try:
-            async with deadline:
+            async with timeout:
                 value = await handler.call(context, params)
         except TimeoutError:
-            if not deadline.expired():
+            if not timeout.expired():
                 raise  # a timeout that the handler itself has set
-        if deadline.expired():  # also when the handler ignored its cancellation
+        if timeout.expired():  # also when the handler ignored its cancellation
             seconds = task.timeout_seconds
             raise TimedOut(f"the handler was stopped after its timeout of {seconds:g} s", timeout_seconds=seconds)
         return succeeded(calling.accept(value))
@@ -138,16 +138,16 @@ async def _retry_during_outage(call: Callable[[], Awaitable[T]]) -> T:
 
 
 def _was_cancelled_by_worker() -> bool:
-    """Whether this task was cancelled; a handler may also pass on the cancellation of something it awaited."""
+    """Whether the worker cancelled this asyncio task. A handler may also pass on the cancellation of something else."""
     current = asyncio.current_task()
     return current is not None and current.cancelling() > 0
 
 
 def _final_outcome(outcome: Outcome, context: TaskContext) -> Outcome:
     if outcome.status is TaskStatus.RETURNED and not (context.cancelled or context.shutting_down):
-        # Otherwise a handler could return its task forever without using up a retry.
+        # Otherwise a handler could give its task back forever without using up a retry.
         return failed(
-            HandlerFailed("the handler returned its task without being asked to stop", code="handler.gave-back")
+            HandlerFailed("the handler gave its task back without being asked to stop", code="handler.gave-back")
         )
     if outcome.status is not TaskStatus.SUCCEEDED and context.cancelled:
         return CANCELLED  # it was asked to stop, so its error does not count

@@ -36,7 +36,7 @@ from dagmaster.storage.zones import Storage
 
 
 class SchemeParams(GridParams):
-    """By default, tiles of at least 8 blocks overlap by one block; smaller tiles do not overlap.
+    """By default, tiles that are at least 8 blocks wide overlap by one block; smaller tiles do not overlap.
 
     `recipe` is only passed by jobs of earlier releases.
     """
@@ -50,12 +50,12 @@ class SchemeParams(GridParams):
 
 def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSchemeResult:
     """Divide the output grid into tiles, leave out those without data, and store the scheme as GeoJSON."""
-    options, description = params.source, params.about
+    source_params, description = params.source, params.about
     edition = description.writable_edition(ctx)
-    source = find_source(ctx.storage, options, ctx.job_id)
-    kind = options.kind or RasterType.UNKNOWN
-    with unchanged(ctx.storage, source, options.etag):
-        facts = facts_of_source(ctx.storage, source, options.source_crs)
+    source = find_source(ctx.storage, source_params, ctx.job_id)
+    kind = source_params.kind or RasterType.UNKNOWN
+    with unchanged(ctx.storage, source, source_params.etag):
+        facts = facts_of_source(ctx.storage, source, source_params.source_crs)
         grid = output_grid(facts, params.target_crs, params.resolution)
         size = params.tile_size or auto_tile_size(facts.count, facts.dtype)
         overlap = _default_overlap(size) if params.overlap is None else params.overlap
@@ -66,9 +66,9 @@ def generate_tiling_scheme(ctx: SyncContext, params: SchemeParams) -> TilingSche
             grid,
             tiles,
             raster_type=kind,
-            nodata=options.nodata_value,
-            source_crs=options.source_crs,
-            unset_alpha=options.unset_alpha,
+            nodata=source_params.nodata_value,
+            source_crs=source_params.source_crs,
+            unset_alpha=source_params.unset_alpha,
             remote=source.is_remote,
         )
         shown_as = renders_of(source, facts, description, kind)
@@ -103,16 +103,16 @@ def _default_overlap(tile_size: int) -> int:
 def _publish_scheme(storage: Storage, edition: Edition, document: Json) -> Location:
     """Publish the scheme, or keep the stored one if it has the same tiles of the same source.
 
-    The stored field `recipe` has the source of the scheme; earlier releases added output options. The recipe of the
-    edition has these, and the first task checked it.
+    The stored field `recipe` names only the source and its size; earlier releases added output options, which are not
+    compared. The options are in the recipe of the edition, which `raster.validate` has checked.
     """
     location = in_silver(storage, edition.tiling_scheme())
-    if storage.exists(location) and _without_options(orjson.loads(storage.get(location))) == _without_options(document):
+    if storage.exists(location) and _comparable(orjson.loads(storage.get(location))) == _comparable(document):
         return location
     return publish(storage, edition.tiling_scheme(), orjson.dumps(document))
 
 
-def _without_options(document: Json) -> Json:
+def _comparable(document: Json) -> Json:
     scheme_source = {name: value for name, value in document["recipe"].items() if name in ("source", "size_bytes")}
     return orjson.loads(orjson.dumps(document | {"recipe": scheme_source}))  # type: ignore[no-any-return]
 

@@ -2,7 +2,7 @@
 
 Dask decides where a task runs and occupies a slot for it (`dask_agent.hold_slot`). Everything else uses a direct
 connection to that Dask worker: params, progress, log lines, checkpoints, stop requests, the result. So the executor
-runs a remote child exactly as the pool runs a local one, with the same deadline and the same grace periods.
+runs a remote child exactly as the pool runs a local one, with the same timeout and the same grace periods.
 
     wait for the cluster ─▶ submit, wait for a slot ─▶ attach ─▶ run ─▶ report
               ▲                       │                  │        │
