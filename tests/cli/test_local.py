@@ -73,6 +73,21 @@ def test_files_of_the_user_in_a_scratch_folder_are_kept(dagmaster, data_folder, 
 
 
 @pytest.mark.requirement("M3")
+@pytest.mark.parametrize("linked", ["scratch", "scratch/silver"])
+def test_what_is_behind_a_link_in_the_data_folder_is_kept(dagmaster, data_folder, tmp_path, linked):
+    """Several platforms may use one large disk for their scratch files."""
+    shared = (data_folder / linked).rename(tmp_path / "shared")
+    (data_folder / linked).symlink_to(shared)
+    before = sorted(shared.rglob("*"))
+
+    removed = dagmaster("local", "rm", str(data_folder), "--yes")
+
+    assert removed.code == 0
+    assert sorted(shared.rglob("*")) == before
+    assert not (data_folder / "storage").exists()
+
+
+@pytest.mark.requirement("M3")
 def test_nothing_is_removed_while_a_platform_runs(dagmaster, data_folder):
     with hold(data_folder):
         listed = dagmaster("local", "ls", "--json").json["local"][0]

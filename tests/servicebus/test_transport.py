@@ -20,6 +20,7 @@ from dagmaster.settings import load
 from dagmaster.transports import servicebus
 from dagmaster.transports.servicebus import Malformed, ServiceBusTransport, task_id_of
 from dagmaster.transports.servicebus_client import (
+    BrokerMessage,
     IdentityCredential,
     QueueReceiver,
     ServiceBus,
@@ -102,6 +103,15 @@ async def test_the_stand_in_works_in_a_process_with_many_open_files() -> None:
         await opened.close()
 
         assert len(broker.queues["q"].waiting) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [("m", "m"), (None, None), (JOB, str(JOB)), (7, "7"), (b"m", "m"), (b"\xff", "\ufffd")]
+)
+def test_the_id_of_a_message_is_text_whatever_type_its_sender_has_used(given: Any, text: str | None) -> None:
+    message = BrokerMessage(SimpleNamespace(message_id=given), receiver=None)  # type: ignore[arg-type]
+
+    assert message.message_id == text
 
 
 async def test_a_message_has_the_id_of_its_task_and_expires_after_a_minute(

@@ -15,7 +15,7 @@ from dagmaster.database.maintenance import server
 from dagmaster.database.schema import deploy, platform_role
 from dagmaster.database.schema.expected import missing_parts
 from dagmaster.doctor import findings
-from dagmaster.doctor.findings import Judgements, judge, named, ok, problem, shortened, skip, skipped, warning
+from dagmaster.doctor.findings import Judgements, judge, listed, named, ok, problem, skip, skipped, warning
 from dagmaster.doctor.machine import Target
 from dagmaster.errors import DagmasterError, NotAllowed
 from dagmaster.handlers.registry import installed
@@ -173,7 +173,7 @@ def check_rights(on: Database) -> Judgements:
     role = server.row(on.dsn, "doctor_role", schema=SCHEMA)
     role_text = f"role {role.name}{', a superuser,' if role.is_superuser else ''}"
     if missing := server.rows(on.dsn, "doctor_rights", schema=SCHEMA):
-        lacking = shortened([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
+        lacking = listed([f"{right.lacking} on {right.kind} {right.name}" for right in missing])
         yield problem(f"{role_text} lacks rights: {lacking}", f"as its owner: {platform_role.rights_text(role.name)}")
     elif role.has_schema or role.may_create:
         yield ok(f"{role_text} has all rights that the engine needs" if role.has_schema else f"{role_text} may deploy")
@@ -187,7 +187,7 @@ def check_schema(on: Database) -> Judgements:
     if deployed is None:
         raise not_deployed()
     try:
-        difference = shortened(deploy.pending(on.dsn))
+        difference = listed(deploy.pending(on.dsn))
     except NotAllowed:  # only the owner can compare tables
         difference = (
             "" if deployed.fingerprint == expected else f"{deployed.fingerprint}, and this software has {expected}"
@@ -212,7 +212,7 @@ def check_instances(on: Database) -> Judgements:
             yield warning(f"no {role} is running", fix)
     dead_after_seconds = on.settings.orphan_threshold_sec
     if lost := [one for one in on.instances if dead_after_seconds < one.silent_seconds < HOUR_SECONDS]:
-        silent = shortened([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
+        silent = listed([f"{one.role} {one.host}/{one.pid} for {duration(one.silent_seconds)}" for one in lost])
         fix = "if it was not stopped on purpose, see its log; others take over its work"
         yield warning(f"without a heartbeat: {silent}", fix)
     if others := sorted({one.version for one in on.alive} - {__version__}):
@@ -230,10 +230,10 @@ def check_handlers(on: Database) -> Judgements:
     queued = server.rows(on.dsn, "doctor_queued")
     waiting = {(line.queue, line.handler): f"{counted(line.count, 'task')} waiting" for line in queued}
     needed = _needed_handlers(on.settings)
-    unused = {key: f"needed by {shortened(sorted(needed[key]))}" for key in needed.keys() - waiting.keys()}
+    unused = {key: f"needed by {listed(sorted(needed[key]))}" for key in needed.keys() - waiting.keys()}
     for judgement, reasons in ((problem, waiting), (warning, unused)):
         keys = sorted(reasons.keys() - served)
-        if missing := shortened([f"{handler} on {queue} ({reasons[queue, handler]})" for queue, handler in keys]):
+        if missing := listed([f"{handler} on {queue} ({reasons[queue, handler]})" for queue, handler in keys]):
             fix = "start workers that have these handlers installed and serve these queues (WORKER_QUEUE)"
             yield judgement(f"no running worker offers {missing}", fix)
     if served >= waiting.keys() | needed.keys():

@@ -96,6 +96,6 @@ def call_all(
     return [(future.exception() or future.result()) if future.done() else late for future in futures]
 
 
-def shortened(texts: Sequence[str]) -> str:
+def listed(texts: Sequence[str]) -> str:
     more = f", and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     return "; ".join(texts[:SHOWN]) + more

@@ -154,11 +154,15 @@ def _own_paths(folder: Path) -> list[Path]:
 
 
 def _own_scratch_paths(folder: Path) -> list[Path]:
-    """What object stores put into `scratch/<zone>`: folders of jobs, removed folders, unfinished uploads."""
+    """What object stores put into `scratch/<zone>`: folders of jobs, removed folders, unfinished uploads. Not what is
+    behind a symbolic link: other platforms may use it too."""
+    if (folder / _SCRATCH).is_symlink():
+        return []
+    zones = [path for path in (folder / _SCRATCH / zone for zone in Zone) if not path.is_symlink()]
     return [
-        folder / _SCRATCH / zone / name
-        for zone in Zone
-        for name in scratch.folders_in(folder / _SCRATCH / zone)
+        path / name
+        for path in zones
+        for name in scratch.folders_in(path)
         if name in (".gone", ".uploads") or job_named(name)
     ]
 

@@ -111,8 +111,8 @@ class JobQueue:
 
     async def _store(self, message: BrokerMessage) -> None:
         queue, body = self.receiver.queue, self._body_of(message)
-        message_id = _id_of(message, body, queue)
         try:
+            message_id = _id_of(message, body, queue)
             if self._is_old(message):
                 await self._require_stored(message_id)
                 is_new = False

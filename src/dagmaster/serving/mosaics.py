@@ -25,7 +25,7 @@ from dagmaster.bbox import BBox
 from dagmaster.dataset_urls import GRID
 from dagmaster.errors import InvalidRequest, UnfitData
 from dagmaster.serving.sources import location_of
-from dagmaster.storage.location import Location, edition_named
+from dagmaster.storage.location import Edition, Location, edition_named
 from dagmaster.web_mercator import quadkey
 
 # The limit for one image. A tile below the mosaic's `minzoom` could need every COG.
@@ -152,13 +152,18 @@ def _asset(name: str, mosaic: Location) -> Location:
 
 
 def _cog_of(mosaic: Location, name: str) -> Location:
+    try:
+        return Location(mosaic.zone, mosaic.container, _edition_of(mosaic).cog(name))
+    except InvalidRequest:
+        raise _foreign_asset() from None
+
+
+@lru_cache(_MAX_CACHED)  # a mosaic may have thousands of COGs
+def _edition_of(mosaic: Location) -> Edition:
     kind, edition = edition_named(mosaic.blob)
     if edition is None or kind != "mosaics":
         raise _foreign_asset()
-    try:
-        return Location(mosaic.zone, mosaic.container, edition.cog(name))
-    except InvalidRequest:
-        raise _foreign_asset() from None
+    return edition
 
 
 def _foreign_asset() -> UnfitData:

@@ -145,7 +145,11 @@ class BrokerMessage:
 
     @property
     def message_id(self) -> str | None:
-        return self._message.message_id
+        """As text: AMQP also allows UUIDs, integers and bytes, which the SDK then returns."""
+        given: object = self._message.message_id
+        if isinstance(given, bytes):
+            return given.decode(errors="replace")
+        return None if given is None else str(given)
 
     @property
     def sequence_number(self) -> int | None:
