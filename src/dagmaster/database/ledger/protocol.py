@@ -387,7 +387,7 @@ class OrchestratorLedger(Protocol):
     async def claim_jobs(
         self, owner_id: UUID, *, limit: int, orphan_after_seconds: float, unclaimed_after_seconds: float
     ) -> list[Claim]:
-        """Claim jobs without an owner: no more than a fair share, except jobs that nobody has claimed for
+        """Claim jobs without an owner: no more than a fair share, except jobs that were not claimed for
         `unclaimed_after_seconds`.
 
         The active jobs are shared by the instances with a heartbeat within `orphan_after_seconds`. Jobs whose
